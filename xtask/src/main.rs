@@ -3,6 +3,8 @@
 #![expect(clippy::print_stdout, reason = "a command-line tool")]
 
 mod codegen;
+#[cfg(test)]
+mod tidy;
 
 use anyhow::{Result, bail};
 use std::path::{Path, PathBuf};

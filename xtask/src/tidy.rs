@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Rules about the shape of the tree: which crate may use which, and what every source file carries.
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+/// Which of our crates a crate may name in its dependencies. A crate that is missing here is an error, so a new
+/// crate states its place on arrival. Dev-dependencies may add `ork-testkit` anywhere, and what
+/// [`TEST_ONLY`] allows.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("ork-isa", &[]),
+    ("ork-mac", &[]),
+    ("ork-sim", &["ork-isa", "ork-mac"]),
+    ("ork-layout", &["ork-isa"]),
+    ("ork-plan", &["ork-isa", "ork-layout"]),
+    ("ork-synth", &["ork-isa", "ork-plan", "ork-layout"]),
+    ("ork-quant", &[]),
+    ("ork-drm", &[]),
+    ("ork-rknpu", &["ork-drm"]),
+    ("ork-emu", &["ork-isa", "ork-sim", "ork-drm", "ork-rknpu"]),
+    ("ork-device", &["ork-isa", "ork-drm", "ork-rknpu", "ork-emu", "ork-sim"]),
+    ("ork-driver", &["ork-isa", "ork-layout", "ork-plan", "ork-synth", "ork-quant", "ork-device"]),
+    ("ork-ggml", &["ork-driver", "ork-quant"]),
+    ("ork-engine", &["ork-ggml"]),
+    ("ork-config", &["ork-device", "ork-driver", "ork-ggml", "ork-engine"]),
+    (
+        "ork-cli",
+        &["ork-config", "ork-device", "ork-driver", "ork-ggml", "ork-engine", "ork-emu", "ork-plan", "ork-isa"],
+    ),
+    ("ork-testkit", &[]),
+    ("xtask", &[]),
+];
+
+/// Additional arrows for tests alone, where two witnesses meet.
+const TEST_ONLY: &[(&str, &[&str])] =
+    &[("ork-driver", &["ork-sim", "ork-emu"]), ("ork-device", &["ork-sim", "ork-emu"])];
+
+#[derive(Deserialize)]
+pub(crate) struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    kind: Option<String>,
+}
+
+pub(crate) fn metadata(root: &Path) -> Result<Metadata> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(root)
+        .output()?;
+    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).context("cargo metadata printed something else")
+}
+
+/// Every arrow between our crates that the table does not allow, and every crate that the table does not name.
+pub(crate) fn forbidden_arrows(metadata: &Metadata) -> Vec<String> {
+    let table: BTreeMap<&str, &[&str]> = MAY_USE.iter().copied().collect();
+    let tests: BTreeMap<&str, &[&str]> = TEST_ONLY.iter().copied().collect();
+    let ours: BTreeSet<&str> = metadata.packages.iter().map(|package| package.name.as_str()).collect();
+    let mut wrong = Vec::new();
+    for package in &metadata.packages {
+        let from = package.name.as_str();
+        let Some(allowed) = table.get(from) else {
+            wrong.push(format!("{from} has no row in MAY_USE"));
+            continue;
+        };
+        for dependency in &package.dependencies {
+            let to = dependency.name.as_str();
+            let dev = dependency.kind.as_deref() == Some("dev");
+            let in_tests = dev && (to == "ork-testkit" || tests.get(from).is_some_and(|list| list.contains(&to)));
+            if ours.contains(to) && !allowed.contains(&to) && !in_tests && from != to {
+                wrong.push(format!("{from} -> {to}"));
+            }
+        }
+    }
+    wrong
+}
+
+/// Rust files of the tree that do not start with the licence line.
+pub(crate) fn without_licence_line(root: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for top in ["crates", "xtask"] {
+        visit(&root.join(top), &mut |path, text| {
+            if !text.starts_with("// SPDX-License-Identifier: MIT OR Apache-2.0") {
+                found.push(path.display().to_string());
+            }
+        })?;
+    }
+    Ok(found)
+}
+
+fn visit(folder: &Path, check: &mut impl FnMut(&Path, &str)) -> Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() && !path.ends_with("target") {
+            visit(&path, check)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            check(&path, &std::fs::read_to_string(&path)?);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crates_use_only_what_they_may() {
+        let metadata = metadata(&crate::root()).unwrap();
+        assert!(metadata.packages.len() > 10, "cargo metadata lists the workspace");
+        assert_eq!(forbidden_arrows(&metadata), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_forbidden_arrow_is_found() {
+        let metadata = |from: &str, to: &str, kind: &str| -> Metadata {
+            serde_json::from_str(&format!(
+                r#"{{"packages":[{{"name":"{from}","dependencies":[{{"name":"{to}","kind":{kind}}}]}},
+                    {{"name":"{to}","dependencies":[]}}]}}"#
+            ))
+            .unwrap()
+        };
+        for (from, to) in [
+            ("ork-sim", "ork-layout"),
+            ("ork-sim", "ork-plan"),
+            ("ork-sim", "ork-synth"),
+            ("ork-sim", "ork-quant"),
+            ("ork-plan", "ork-device"),
+            ("ork-rknpu", "ork-isa"),
+            ("ork-testkit", "ork-driver"),
+            ("ork-driver", "ork-config"),
+        ] {
+            assert_eq!(forbidden_arrows(&metadata(from, to, "null")), [format!("{from} -> {to}")]);
+            assert_eq!(forbidden_arrows(&metadata(from, to, "\"dev\"")), [format!("{from} -> {to}")]);
+        }
+        assert!(forbidden_arrows(&metadata("ork-sim", "ork-testkit", "\"dev\"")).is_empty());
+        assert_eq!(forbidden_arrows(&metadata("ork-sim", "ork-testkit", "null")), ["ork-sim -> ork-testkit"]);
+        assert_eq!(forbidden_arrows(&metadata("ork-new", "ork-isa", "null")), ["ork-new has no row in MAY_USE"]);
+    }
+
+    #[test]
+    fn every_source_file_carries_the_licence_line() {
+        assert_eq!(without_licence_line(&crate::root()).unwrap(), Vec::<String>::new());
+    }
+}
