@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use ork_isa::soc::Soc;
+use ork_layout::{Format, LayoutError, WeightLayout};
+use serde::{Deserialize, Serialize};
+
+use crate::rules::{self, Propose, Status, WeightQuery};
+
+/// A matmul: `C[m][n] = sum over k of A[m][k] * B[k][n]`.
+///
+/// The layout of `B` is part of the problem, because one packed weight serves every M and no plan may assume another
+/// layout than the one in memory. K, N and the precisions are the weight's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Problem {
+    /// Rows of `A` and `C`.
+    pub m: u32,
+    /// How `B` lies in memory.
+    pub weight: WeightLayout,
+}
+
+/// What the caller may choose.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PlanOptions {
+    /// Cores to use at most; 0 means all of the chip. Default 0.
+    pub cores: u8,
+    /// Upper limit of the feature buffer and of the output buffer, each, in bytes. A matmul that needs more is done
+    /// in several passes of fewer rows. Default 64 MiB.
+    pub scratch_bytes_max: u64,
+    /// Names of rules that take the place of the default rules of their stage wherever they apply. Default empty.
+    pub rules: Vec<String>,
+}
+
+impl Default for PlanOptions {
+    fn default() -> Self {
+        Self { cores: 0, scratch_bytes_max: 64 << 20, rules: Vec::new() }
+    }
+}
+
+/// The layout in which a weight is stored when nothing else is asked for.
+/// It depends on nothing but the weight and the chip, so that one packed weight serves every M.
+///
+/// # Errors
+/// [`LayoutError`] when the weight is empty or too large to describe.
+pub fn weight_layout(format: Format, k: u32, n: u32, soc: &Soc) -> Result<WeightLayout, LayoutError> {
+    weight_layout_with(format, k, n, soc, &PlanOptions::default())
+}
+
+/// The layout that the first applicable rule of the K-slice stage gives: named rules first, then default rules, and
+/// one slice where none applies. Names of no rule are left for [`crate::decide`] to complain about.
+///
+/// The chip is part of the question, although all known chips give the same answer.
+///
+/// # Errors
+/// As [`weight_layout`].
+pub fn weight_layout_with(
+    format: Format,
+    k: u32,
+    n: u32,
+    _soc: &Soc,
+    options: &PlanOptions,
+) -> Result<WeightLayout, LayoutError> {
+    let block = format.channel_block();
+    let k_padded =
+        k.checked_next_multiple_of(block).ok_or(LayoutError::TooLarge { value: k, multiple: block })?;
+    let query = WeightQuery { format, k: k_padded };
+    let named = options.rules.iter().filter_map(|name| rules::find(name));
+    let defaults = rules::TABLE.iter().filter(|rule| rule.status == Status::Default);
+    let lens = named.chain(defaults).find_map(|rule| match rule.propose {
+        Propose::KSlices { applies, propose } if applies(&query).is_ok() => Some(propose(&query)),
+        _ => None,
+    });
+    WeightLayout::new(format, k, n, &lens.unwrap_or_else(|| vec![k_padded]))
+}
