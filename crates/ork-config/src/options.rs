@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use ork_device::DeviceOptions;
+use ork_driver::DriverOptions;
+use ork_engine::{ContextOptions, GenerateOptions, LoadOptions};
+use ork_ggml::{BackendOptions, Route};
+use serde::{Deserialize, Serialize};
+
+/// All settings.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Which NPU, and how it is used.
+    pub device: DeviceOptions,
+    /// What the NPU takes from the CPU.
+    pub offload: Offload,
+    /// How matrix products are planned.
+    pub driver: DriverOptions,
+    /// How a model is loaded.
+    pub load: LoadOptions,
+    /// The context that tokens are evaluated in.
+    pub context: ContextOptions,
+    /// How text is generated.
+    pub generate: GenerateOptions,
+}
+
+/// What the NPU takes from the CPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Offload {
+    /// Who multiplies.
+    pub route: RouteKind,
+    /// Rows from which `route = "auto"` uses the NPU.
+    pub min_rows: u32,
+    /// Weights that stay on the CPU, by name; `*` stands for any run of characters.
+    pub exclude: Vec<String>,
+}
+
+impl Default for Offload {
+    fn default() -> Self {
+        Self { route: RouteKind::Auto, min_rows: Route::DEFAULT_MIN_ROWS, exclude: Vec::new() }
+    }
+}
+
+/// Who multiplies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RouteKind {
+    /// Many rows (prefill) on the NPU, few rows (decode) on the CPU.
+    #[default]
+    Auto,
+    /// Everything on the NPU.
+    Npu,
+    /// Nothing on the NPU.
+    Cpu,
+}
+
+impl Offload {
+    /// The same, as the backend wants it.
+    #[must_use]
+    pub fn backend_options(&self) -> BackendOptions {
+        let route = match self.route {
+            RouteKind::Auto => Route::Auto { min_rows: self.min_rows },
+            RouteKind::Npu => Route::Npu,
+            RouteKind::Cpu => Route::Cpu,
+        };
+        BackendOptions { route, exclude: self.exclude.clone(), ..BackendOptions::default() }
+    }
+}
+
+/// One setting: its key in the file, and the flag that also sets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionDef {
+    /// Dotted key.
+    pub key: &'static str,
+    /// Long flag, without dashes, if it has one.
+    pub flag: Option<&'static str>,
+    /// Short flag.
+    pub short: Option<char>,
+    /// What a value looks like: a word for people, or the allowed words separated by `|`.
+    pub value: &'static str,
+    /// What it does.
+    pub help: &'static str,
+}
+
+const fn named(
+    key: &'static str,
+    flag: &'static str,
+    short: Option<char>,
+    value: &'static str,
+    help: &'static str,
+) -> OptionDef {
+    OptionDef { key, flag: Some(flag), short, value, help }
+}
+
+const fn keyed(key: &'static str, value: &'static str, help: &'static str) -> OptionDef {
+    OptionDef { key, flag: None, short: None, value, help }
+}
+
+/// Every setting. A test holds this list against [`Config`].
+#[rustfmt::skip]
+pub const OPTIONS: &[OptionDef] = &[
+    named("generate.max_tokens", "tokens", Some('n'), "N", "Most tokens to generate"),
+    named("generate.sampling.temperature", "temperature", None, "T", "Randomness; 0 always takes the likeliest token"),
+    named("generate.sampling.seed", "seed", None, "N", "Seed of the draw; equal seeds give equal text"),
+    named("generate.sampling.top_k", "top-k", None, "N", "Draw from the N likeliest tokens; 0 for all"),
+    named("generate.sampling.top_p", "top-p", None, "P", "Draw from the likeliest tokens that add up to P"),
+    named("generate.sampling.min_p", "min-p", None, "P", "Drop tokens less likely than P times the likeliest"),
+    named("context.context_tokens", "context", Some('c'), "N", "Tokens that the context holds"),
+    named("context.batch_tokens", "batch", Some('b'), "N", "Tokens evaluated at once"),
+    named("context.threads", "threads", Some('t'), "N", "CPU threads for what stays on the CPU"),
+    named("device.kind", "device", None, "auto|sim|rknpu|cpu", "The NPU: auto takes a board's, else the simulated one; cpu means --route cpu"),
+    named("device.node", "device-node", None, "PATH", "Device node to use instead of searching"),
+    named("device.cores", "cores", None, "N", "NPU cores to use, 1 to 3"),
+    named("device.timeout_ms", "timeout-ms", None, "MS", "Longest time that a job on the NPU may take"),
+    named("offload.route", "route", None, "auto|npu|cpu", "Who multiplies: auto sends many rows to the NPU and few to the CPU"),
+    named("offload.min_rows", "min-rows", None, "N", "Rows from which route auto uses the NPU"),
+    keyed("offload.exclude", "[\"NAME\", ...]", "Weights that stay on the CPU; * stands for any run of characters"),
+    keyed("load.mmap", "true|false", "Map the model file instead of reading it"),
+    keyed("device.dev_root", "PATH", "Where device nodes are searched"),
+    keyed("device.exclusive", "true|false", "Lock a real device against a second program"),
+    keyed("device.emulated.time", "virtual|real", "Whether time-outs and resets of the emulated kernel take host time"),
+    keyed("device.emulated.driver_version", "[0, 9, 8]", "Driver version that the emulated kernel has"),
+    keyed("device.emulated.domain_wait_ms", "MS", "How long the emulated kernel waits for a busy IOMMU domain"),
+    keyed("device.emulated.sim.reference_kernels", "true|false", "Simulate with plain loops instead of the fast kernels"),
+    keyed("device.emulated.sim.threads", "N", "Host threads of the simulated MAC arrays; 0 for all"),
+    keyed("driver.plan.cores", "N", "Cores that plans use; 0 for all in use"),
+    keyed("driver.plan.scratch_bytes_max", "BYTES", "Largest feature or output buffer; larger products run in passes"),
+    keyed("driver.plan.rules", "[\"NAME\", ...]", "Tiling rules to use instead of the default ones"),
+];
+
+/// The option with this key.
+#[must_use]
+pub fn option(key: &str) -> Option<&'static OptionDef> {
+    OPTIONS.iter().find(|option| option.key == key)
+}
+
+impl OptionDef {
+    /// The environment variable that sets it.
+    #[must_use]
+    pub fn variable(&self) -> String {
+        format!("ORK_{}", self.key.replace('.', "__").to_uppercase())
+    }
+}

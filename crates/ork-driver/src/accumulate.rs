@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! From the NPU's int32 surfaces to rows of the result.
+
+use ork_layout::{OutputLayout, OutputPiece};
+use ork_quant::{Scale, dequantise_row, dequantise_row_i64};
+use zerocopy::FromBytes;
+
+/// The 32-bit accumulators of a piece in one K slice. Surfaces start at page borders and pieces at whole atoms, so
+/// the bytes are aligned.
+fn words<'a>(piece: &OutputPiece, surfaces: &'a [u8], k_slice: u32) -> &'a [i32] {
+    <[i32]>::ref_from_bytes(piece.bytes(surfaces, k_slice)).expect("a piece holds whole, aligned 32-bit words")
+}
+
+/// Writes row `m` of the product as f32: `acc * row scale * column scale`, K slices added first.
+pub(crate) fn dequantise_output_row(
+    layout: &OutputLayout,
+    surfaces: &[u8],
+    m: u32,
+    row: Scale,
+    columns: &[Scale],
+    sums: &mut Vec<i64>,
+    out: &mut [f32],
+) {
+    for piece in layout.row_pieces(m) {
+        let columns = &columns[piece.n.start as usize..piece.n.end as usize];
+        let target = piece.target(out);
+        if piece.k_slices == 1 {
+            dequantise_row(words(&piece, surfaces, 0), row, columns, target);
+        } else {
+            sums.clear();
+            sums.resize(columns.len(), 0);
+            for k_slice in 0..piece.k_slices {
+                for (sum, word) in sums.iter_mut().zip(words(&piece, surfaces, k_slice)) {
+                    *sum += i64::from(*word);
+                }
+            }
+            dequantise_row_i64(sums, row, columns, target);
+        }
+    }
+}
+
+/// Writes row `m` of the product as the exact integer sum; the caller has checked that 32 bits hold it.
+pub(crate) fn sum_output_row(layout: &OutputLayout, surfaces: &[u8], m: u32, out: &mut [i32]) {
+    for piece in layout.row_pieces(m) {
+        let target = piece.target(out);
+        target.copy_from_slice(words(&piece, surfaces, 0));
+        for k_slice in 1..piece.k_slices {
+            for (sum, word) in target.iter_mut().zip(words(&piece, surfaces, k_slice)) {
+                *sum += *word;
+            }
+        }
+    }
+}
+

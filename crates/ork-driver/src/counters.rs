@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// What a driver has done since it was made. Times are of this host, measured; the submit phase contains the NPU or
+/// its simulation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverCounters {
+    /// Weights loaded.
+    pub weights: u64,
+    /// Device memory that weights were given, in bytes.
+    pub weight_bytes: u64,
+    /// Products computed.
+    pub matmuls: u64,
+    /// Rows of those products.
+    pub rows: u64,
+    /// Multiply-adds of those products, without padding.
+    pub macs: u64,
+    /// Register programs submitted, one per tile.
+    pub programs: u64,
+    /// Products whose K slices the host added.
+    pub sliced: u64,
+    /// Plans made; every other product used one that was kept.
+    pub plans: u64,
+    /// Quantising and laying out activations.
+    pub quantise: Duration,
+    /// Planning and writing programs.
+    pub synthesise: Duration,
+    /// Cache maintenance.
+    pub sync: Duration,
+    /// From submit to completion.
+    pub submit: Duration,
+    /// Adding K slices, applying scales, writing rows.
+    pub dequantise: Duration,
+}
+
+impl DriverCounters {
+    /// Time of all phases.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.quantise + self.synthesise + self.sync + self.submit + self.dequantise
+    }
+}
+
+impl fmt::Display for DriverCounters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} matmuls ({} rows, {:.1} GMAC), {} of them in K slices; {} programs, {} plans made",
+            self.matmuls,
+            self.rows,
+            self.macs as f64 / 1e9,
+            self.sliced,
+            self.programs,
+            self.plans
+        )?;
+        writeln!(f, "{} weights resident in {:.1} MB", self.weights, self.weight_bytes as f64 / 1e6)?;
+        write!(
+            f,
+            "host time, measured: quantise {:.3} s, synthesise {:.3} s, sync {:.3} s, submit and wait {:.3} s, \
+             dequantise {:.3} s",
+            self.quantise.as_secs_f64(),
+            self.synthesise.as_secs_f64(),
+            self.sync.as_secs_f64(),
+            self.submit.as_secs_f64(),
+            self.dequantise.as_secs_f64()
+        )
+    }
+}

@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ork_device::{Completed, Device, DeviceError, DmaBuffer, Submission, SubmitError, Task};
+use ork_isa::soc::{RK3588, Soc};
+use ork_layout::{FeatureLayout, OutputLayout};
+use ork_plan::{Decision, PassShape, Plan, PlanOptions, Problem, decide};
+use ork_quant::{QuantError, Scale, quantise_row};
+use ork_synth::{Binding, Bindings, ProgramSet, emit};
+use parking_lot::Mutex;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use zerocopy::FromBytes;
+
+use crate::accumulate::{dequantise_output_row, sum_output_row};
+use crate::counters::DriverCounters;
+use crate::scratch::Buffers;
+use crate::weight::{Weight, weight_layout_of};
+use crate::DriverError;
+
+/// Largest K whose int8 products always sum up within 32 bits: `131071 * 128 * 128 < 2^31`.
+const NARROW_SUM_K_MAX: usize = 131_071;
+/// Plans kept before all are forgotten: every weight at a few row counts, with room to spare.
+const PLANS_MAX: usize = 4096;
+
+/// How products are planned.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DriverOptions {
+    /// Tiling.
+    pub plan: PlanOptions,
+}
+
+/// One activation for several weights with the same K: it is quantised and laid out once.
+#[derive(Debug)]
+pub struct MatmulGroup<'a> {
+    /// Rows of the activation.
+    pub m: usize,
+    /// `m` x K, contiguous.
+    pub x: &'a [f32],
+    /// The weights, each with its result: `m` x N, contiguous, every element is written.
+    pub parts: Vec<(&'a Weight, &'a mut [f32])>,
+}
+
+/// Holds weights and multiplies by them. Threads may share it; products follow each other.
+#[derive(Debug)]
+pub struct Driver {
+    // Drop order: the buffers go before the device that they belong to.
+    engine: Mutex<Engine>,
+    plans: Mutex<HashMap<Problem, Arc<Plan>>>,
+    verdicts: Mutex<HashMap<(usize, usize), Result<(), Arc<DriverError>>>>,
+    counters: Mutex<DriverCounters>,
+    options: DriverOptions,
+    soc: Soc,
+    device: Arc<Device>,
+}
+
+/// What one product at a time uses.
+#[derive(Debug)]
+struct Engine {
+    buffers: Buffers,
+    /// One thread for each core: a submit blocks its thread.
+    submitters: rayon::ThreadPool,
+}
+
+/// What the feature buffer holds, and the scale of each of its rows.
+#[derive(Default)]
+struct Loaded {
+    held: Option<(FeatureLayout, u32)>,
+    scales: Vec<Scale>,
+}
+
+impl Driver {
+    /// A driver for this device.
+    ///
+    /// # Errors
+    /// [`DriverError::Threads`] when the threads that wait for the cores cannot be started.
+    pub fn new(device: Device, options: DriverOptions) -> Result<Self, DriverError> {
+        let cores = device.cores();
+        let submitters = rayon::ThreadPoolBuilder::new()
+            .num_threads(usize::from(cores))
+            .thread_name(|core| format!("npu-core-{core}"))
+            .build()
+            .map_err(|error| DriverError::Threads(error.to_string()))?;
+        let mut options = options;
+        // The device may have fewer cores than the chip; a plan for more could not run.
+        options.plan.cores = if options.plan.cores == 0 { cores } else { options.plan.cores.min(cores) };
+        Ok(Self {
+            engine: Mutex::new(Engine { buffers: Buffers::new(cores), submitters }),
+            plans: Mutex::default(),
+            verdicts: Mutex::default(),
+            counters: Mutex::default(),
+            options,
+            soc: RK3588,
+            device: Arc::new(device),
+        })
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn counters(&self) -> DriverCounters {
+        *self.counters.lock()
+    }
+
+    /// Can a K x N weight be held and multiplied by one row as well as by many? The answer is kept.
+    ///
+    /// # Errors
+    /// The reason: a law with its numbers, or a size that no layout can have.
+    pub fn check(&self, k: usize, n: usize) -> Result<(), Arc<DriverError>> {
+        /// Row counts that meet every kind of tile: one row, one odd tile, many tiles.
+        const ROWS: [u32; 3] = [1, 31, 1025];
+        self.verdicts
+            .lock()
+            .entry((k, n))
+            .or_insert_with(|| {
+                let weight = weight_layout_of("", k, n, &self.soc).map_err(Arc::new)?;
+                for m in ROWS {
+                    let problem = Problem { m, weight: weight.clone() };
+                    if let Decision::Decline(decline) = decide(&problem, &self.soc, &self.options.plan) {
+                        return Err(Arc::new(DriverError::Declined(decline)));
+                    }
+                }
+                Ok(())
+            })
+            .clone()
+    }
+
+    /// Quantises and uploads a weight of `n` rows (output channels) with `k` elements each. `rows(j, out)` fills
+    /// `out` with row `j`; it is called once for each row, from several threads.
+    ///
+    /// # Errors
+    /// [`DriverError`]; nothing stays allocated then.
+    pub fn load(
+        &self,
+        name: &str,
+        k: usize,
+        n: usize,
+        rows: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) -> Result<Weight, DriverError> {
+        self.count_weight(Weight::from_f32(&self.device, &self.soc, name, k, n, rows)?)
+    }
+
+    /// Uploads a weight whose rows are int8 already; all scales are 1.
+    ///
+    /// # Errors
+    /// As [`Driver::load`].
+    pub fn load_codes(
+        &self,
+        name: &str,
+        k: usize,
+        n: usize,
+        rows: &(dyn Fn(usize, &mut [i8]) + Sync),
+    ) -> Result<Weight, DriverError> {
+        self.count_weight(Weight::from_codes(&self.device, &self.soc, name, k, n, rows)?)
+    }
+
+    fn count_weight(&self, weight: Weight) -> Result<Weight, DriverError> {
+        let mut counters = self.counters.lock();
+        counters.weights += 1;
+        counters.weight_bytes += weight.device_bytes();
+        Ok(weight)
+    }
+
+    /// Multiplies one activation by several weights: `out[i][j] = sum over k of x[i][k] * w[j][k]`, with both
+    /// operands quantised to int8 (the activation per row, the weight per output channel) and exact sums.
+    ///
+    /// # Errors
+    /// [`DriverError`]; the results are unspecified then.
+    pub fn matmul(&self, group: &mut MatmulGroup<'_>) -> Result<(), DriverError> {
+        let m = group.m;
+        for (weight, out) in &group.parts {
+            check_len("the activation", group.x.len(), m * weight.k())?;
+            check_len("the result", out.len(), m * weight.n())?;
+        }
+        let mut engine = self.engine.lock();
+        let mut loaded = Loaded::default();
+        for (weight, out) in &mut group.parts {
+            let (k, n) = (weight.k(), weight.n());
+            let x = group.x;
+            self.run(
+                &mut engine,
+                weight,
+                m,
+                &mut loaded,
+                |features, m0, host, scales| {
+                    let rows = features.rows() as usize;
+                    quantise_rows(features, &x[m0 * k..][..rows * k], host, scales).map_err(|(row, source)| {
+                        let source = source.in_row(m0 + row);
+                        DriverError::Activation { name: weight.name().to_owned(), source }
+                    })
+                },
+                |outputs, m0, surfaces, scales| {
+                    let rows = outputs.rows() as usize;
+                    out[m0 * n..][..rows * n].par_chunks_mut(n).zip(scales).enumerate().for_each_init(
+                        Vec::new,
+                        |sums, (row, (target, scale))| {
+                            let row = row as u32;
+                            dequantise_output_row(outputs, surfaces, row, *scale, weight.scales(), sums, target);
+                        },
+                    );
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The exact int32 product of int8 rows `a` (`m` x K) with a weight, without any scale.
+    ///
+    /// # Errors
+    /// [`DriverError`], [`DriverError::WideSum`] among them.
+    pub fn matmul_codes(&self, weight: &Weight, m: usize, a: &[i8], out: &mut [i32]) -> Result<(), DriverError> {
+        let (k, n) = (weight.k(), weight.n());
+        if k > NARROW_SUM_K_MAX {
+            return Err(DriverError::WideSum { k });
+        }
+        check_len("the activation", a.len(), m * k)?;
+        check_len("the result", out.len(), m * n)?;
+        let mut engine = self.engine.lock();
+        self.run(
+            &mut engine,
+            weight,
+            m,
+            &mut Loaded::default(),
+            |features, m0, host, _| {
+                for (row, codes) in a[m0 * k..].chunks_exact(k).take(features.rows() as usize).enumerate() {
+                    features.write_row(row as u32, codes, host);
+                }
+                Ok(())
+            },
+            |outputs, m0, surfaces, _| {
+                for (row, target) in out[m0 * n..].chunks_exact_mut(n).take(outputs.rows() as usize).enumerate() {
+                    sum_output_row(outputs, surfaces, row as u32, target);
+                }
+            },
+        )
+    }
+
+    /// The plan for `m` rows.
+    fn plan(&self, weight: &Weight, m: usize) -> Result<Arc<Plan>, DriverError> {
+        let m = u32::try_from(m).unwrap_or(u32::MAX);
+        let problem = Problem { m, weight: weight.layout().clone() };
+        let mut plans = self.plans.lock();
+        if let Some(plan) = plans.get(&problem) {
+            return Ok(Arc::clone(plan));
+        }
+        let plan = match decide(&problem, &self.soc, &self.options.plan) {
+            Decision::Accept(plan) => Arc::new(plan),
+            Decision::Decline(decline) => return Err(DriverError::Declined(decline)),
+        };
+        if plans.len() >= PLANS_MAX {
+            plans.clear();
+        }
+        plans.insert(problem, Arc::clone(&plan));
+        self.counters.lock().plans += 1;
+        Ok(plan)
+    }
+
+    /// Runs all passes of a product. `fill` writes the rows of a pass into the feature buffer, unless `loaded` says
+    /// that they are there; `read` takes the surfaces of a pass.
+    fn run(
+        &self,
+        engine: &mut Engine,
+        weight: &Weight,
+        m: usize,
+        loaded: &mut Loaded,
+        mut fill: impl FnMut(&FeatureLayout, usize, &mut [u8], &mut Vec<Scale>) -> Result<(), DriverError>,
+        mut read: impl FnMut(&OutputLayout, usize, &[u8], &[Scale]),
+    ) -> Result<(), DriverError> {
+        if m == 0 {
+            return Ok(());
+        }
+        let mut spent = DriverCounters::default();
+        let start = Instant::now();
+        let plan = self.plan(weight, m)?;
+        spent.synthesise += start.elapsed();
+
+        let buffer_error = |doing| {
+            move |source: DeviceError| DriverError::Buffer {
+                name: weight.name().to_owned(),
+                m,
+                k: weight.k(),
+                n: weight.n(),
+                doing,
+                source,
+            }
+        };
+        let extents = plan.extents();
+        let Engine { buffers, submitters } = engine;
+        let features =
+            buffers.features.with_room(&self.device, extents.a_bytes).map_err(buffer_error("allocating"))?;
+        let outputs =
+            buffers.outputs.with_room(&self.device, extents.c_bytes).map_err(buffer_error("allocating"))?;
+        let mut regcmds = Vec::with_capacity(extents.regcmd_bytes.len());
+        for (scratch, bytes) in buffers.regcmds.iter_mut().zip(&extents.regcmd_bytes) {
+            regcmds.push(scratch.with_room(&self.device, *bytes).map_err(buffer_error("allocating"))?);
+        }
+
+        for pass in plan.passes() {
+            let shape = pass.shape;
+            let here = (shape.features.clone(), pass.m0);
+            if loaded.held.as_ref() != Some(&here) {
+                let start = Instant::now();
+                loaded.held = None;
+                fill(&shape.features, pass.m0 as usize, features.host_mut(), &mut loaded.scales)?;
+                loaded.held = Some(here);
+                spent.quantise += start.elapsed();
+                let start = Instant::now();
+                features.flush(0..shape.features.bytes()).map_err(buffer_error("flushing features"))?;
+                spent.sync += start.elapsed();
+            }
+
+            let start = Instant::now();
+            let mut submissions = Vec::with_capacity(shape.chains.len());
+            for chain in &shape.chains {
+                let regcmd = &mut *regcmds[usize::from(chain.core)];
+                let bindings = Bindings {
+                    a: bind(features),
+                    b: Binding { iova: weight.buffer().iova(), len: weight.buffer().len() },
+                    c: bind(outputs),
+                    regcmd: bind(regcmd),
+                };
+                let programs = emit(shape, chain.core, &bindings)
+                    .map_err(|source| DriverError::Synth { name: weight.name().to_owned(), source })?;
+                regcmd.host_mut()[..programs.bytes().len()].copy_from_slice(programs.bytes());
+                regcmd.flush(0..programs.bytes().len() as u64).map_err(buffer_error("flushing programs"))?;
+                spent.programs += programs.len() as u64;
+                submissions.push(submission(&programs));
+            }
+            spent.synthesise += start.elapsed();
+
+            let start = Instant::now();
+            let completed = self.submit(submitters, &submissions, shape).map_err(|source| DriverError::Submit {
+                name: weight.name().to_owned(),
+                m,
+                k: weight.k(),
+                n: weight.n(),
+                source,
+            })?;
+            spent.submit += start.elapsed();
+            if let Some(finding) = completed.iter().flat_map(|done| done.findings()).next() {
+                return Err(DriverError::Objection {
+                    name: weight.name().to_owned(),
+                    m,
+                    k: weight.k(),
+                    n: weight.n(),
+                    finding: Box::new(finding.clone()),
+                });
+            }
+
+            let start = Instant::now();
+            let last = completed.last().expect("a pass has at least one chain");
+            let live = 0..shape.outputs.bytes();
+            outputs.invalidate(live.clone(), last).map_err(buffer_error("fetching results"))?;
+            spent.sync += start.elapsed();
+            let start = Instant::now();
+            read(&shape.outputs, pass.m0 as usize, &outputs.host()[..live.end as usize], &loaded.scales);
+            spent.dequantise += start.elapsed();
+        }
+
+        let mut counters = self.counters.lock();
+        counters.matmuls += 1;
+        counters.rows += m as u64;
+        counters.macs += (m * weight.k() * weight.n()) as u64;
+        counters.sliced += u64::from(plan.k_slices() > 1);
+        counters.programs += spent.programs;
+        counters.quantise += spent.quantise;
+        counters.synthesise += spent.synthesise;
+        counters.sync += spent.sync;
+        counters.submit += spent.submit;
+        counters.dequantise += spent.dequantise;
+        Ok(())
+    }
+
+    /// One submit per core, at the same time; all have ended when this returns. The first failure is reported.
+    fn submit(
+        &self,
+        submitters: &rayon::ThreadPool,
+        submissions: &[Submission],
+        shape: &PassShape,
+    ) -> Result<Vec<Completed>, SubmitError> {
+        debug_assert_eq!(submissions.len(), shape.chains.len());
+        if let [only] = submissions {
+            return Ok(vec![self.device.submit(only)?]);
+        }
+        submitters
+            .broadcast(|context| submissions.get(context.index()).map(|one| self.device.submit(one)))
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+}
+
+fn bind(buffer: &DmaBuffer) -> Binding {
+    Binding { iova: buffer.iova(), len: buffer.len() }
+}
+
+fn submission(programs: &ProgramSet) -> Submission {
+    let task = |index| Task {
+        regcmd: programs.program_address(index),
+        body_words: ProgramSet::BODY_WORDS,
+        enable_mask: ProgramSet::ENABLE_MASK,
+        int_mask: ProgramSet::INTERRUPT_MASK,
+    };
+    Submission::new(programs.core(), (0..programs.len()).map(task).collect())
+}
+
+fn check_len(what: &'static str, found: usize, needed: usize) -> Result<(), DriverError> {
+    if found == needed { Ok(()) } else { Err(DriverError::Shape { what, found, needed }) }
+}
+
+/// Quantises rows into the feature buffer; the error names the row.
+fn quantise_rows(
+    layout: &FeatureLayout,
+    x: &[f32],
+    host: &mut [u8],
+    scales: &mut Vec<Scale>,
+) -> Result<(), (usize, QuantError)> {
+    let k = layout.k() as usize;
+    let quantised: Result<Vec<Scale>, (usize, QuantError)> = if let [slice] = layout.slices() {
+        // Rows lie behind each other: each is quantised in its place.
+        let start = slice.offset as usize;
+        let stored = slice.len as usize;
+        host[start..start + layout.rows() as usize * stored]
+            .par_chunks_mut(stored)
+            .zip(x.par_chunks(k))
+            .enumerate()
+            .map(|(index, (place, row))| {
+                let (data, padding) = place.split_at_mut(k);
+                padding.fill(0);
+                let codes = <[i8]>::mut_from_bytes(data).expect("bytes are bytes");
+                quantise_row(row, codes).map_err(|error| (index, error))
+            })
+            .collect()
+    } else {
+        let mut codes = vec![0i8; k];
+        x.chunks_exact(k)
+            .enumerate()
+            .map(|(index, row)| {
+                let scale = quantise_row(row, &mut codes).map_err(|error| (index, error))?;
+                layout.write_row(index as u32, &codes, host);
+                Ok(scale)
+            })
+            .collect()
+    };
+    *scales = quantised?;
+    Ok(())
+}

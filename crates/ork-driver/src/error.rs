@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use ork_device::{DeviceError, Finding, SubmitError};
+use ork_layout::LayoutError;
+use ork_plan::Decline;
+use ork_quant::QuantError;
+use ork_synth::SynthError;
+
+/// A weight could not be held, or a product not computed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// No plan exists; the caller keeps the product for itself.
+    #[error("{0}")]
+    Declined(Decline),
+    /// The weight has no layout.
+    #[error("weight {name}")]
+    Layout {
+        /// The weight.
+        name: String,
+        /// Why.
+        source: LayoutError,
+    },
+    /// A weight contains something that cannot be quantised.
+    #[error("weight {name} cannot be quantised")]
+    Weight {
+        /// The weight.
+        name: String,
+        /// Which element.
+        source: QuantError,
+    },
+    /// An activation contains something that cannot be quantised.
+    #[error("the input of {name} cannot be quantised")]
+    Activation {
+        /// The weight that it was to be multiplied with.
+        name: String,
+        /// Which element.
+        source: QuantError,
+    },
+    /// Device memory for a weight could not be had.
+    #[error("cannot hold weight {name} ({k} x {n}, {bytes} bytes packed)")]
+    Hold {
+        /// The weight.
+        name: String,
+        /// Its rows' length.
+        k: usize,
+        /// Its rows.
+        n: usize,
+        /// Packed size.
+        bytes: u64,
+        /// Why.
+        source: DeviceError,
+    },
+    /// A buffer operation of a product failed.
+    #[error("matmul {m}x{k}x{n} with {name}: {doing}")]
+    Buffer {
+        /// The weight.
+        name: String,
+        /// Rows.
+        m: usize,
+        /// Channels.
+        k: usize,
+        /// Columns.
+        n: usize,
+        /// What was being done.
+        doing: &'static str,
+        /// Why it failed.
+        source: DeviceError,
+    },
+    /// The programs could not be written: a defect of the planner or the emitter.
+    #[error("matmul with {name}: no program (this is a defect of ork)")]
+    Synth {
+        /// The weight.
+        name: String,
+        /// What does not fit.
+        source: SynthError,
+    },
+    /// The device did not complete the work. No result was read.
+    #[error("matmul {m}x{k}x{n} with {name}")]
+    Submit {
+        /// The weight.
+        name: String,
+        /// Rows.
+        m: usize,
+        /// Channels.
+        k: usize,
+        /// Columns.
+        n: usize,
+        /// What happened.
+        source: SubmitError,
+    },
+    /// The simulated NPU completed the work but says that silicon would have got it wrong: a defect of the planner.
+    #[error("matmul {m}x{k}x{n} with {name}: the simulator objects (this is a defect of ork): {finding}")]
+    Objection {
+        /// The weight.
+        name: String,
+        /// Rows.
+        m: usize,
+        /// Channels.
+        k: usize,
+        /// Columns.
+        n: usize,
+        /// The first objection.
+        finding: Box<Finding>,
+    },
+    /// A slice of the caller does not have the size of the product.
+    #[error("{what} has {found} elements, the product needs {needed}")]
+    Shape {
+        /// Which slice.
+        what: &'static str,
+        /// Its length.
+        found: usize,
+        /// The length that it must have.
+        needed: usize,
+    },
+    /// The sum of a product may not fit the 32 bits that were asked for.
+    #[error("k = {k} can overflow a 32-bit sum of int8 products (131071 is the most)")]
+    WideSum {
+        /// Channels.
+        k: usize,
+    },
+    /// The worker threads could not be started.
+    #[error("cannot start a thread for each NPU core: {0}")]
+    Threads(String),
+}
+
+impl DriverError {
+    /// What the user can do.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Hold { source, .. } => Some(format!(
+                "keep some weights on the CPU (offload.exclude) or use a smaller model{}",
+                source.hint().map(|hint| format!("; {hint}")).unwrap_or_default()
+            )),
+            Self::Buffer { source, .. } => source.hint().map(str::to_owned),
+            Self::Submit { source, .. } => source.hint().map(str::to_owned),
+            Self::Objection { .. } | Self::Synth { .. } => {
+                Some("please report it with the shape; `offload.route = \"cpu\"` avoids the NPU meanwhile".to_owned())
+            }
+            Self::Weight { .. } => Some("the model file is damaged or holds NaN weights".to_owned()),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Matrix products on the NPU: weights that stay, activations that come and go.
+//!
+//! A [`Weight`] is quantised to int8 per output channel, tiled once and kept in device memory. A product quantises
+//! its activation rows straight into the feature buffer, takes its plan, writes the register programs, submits one
+//! chain per core, and turns the int32 surfaces into f32 rows in one pass:
+//!
+//! ```text
+//! f32 rows ─ ork-quant ─▶ i8 rows ─ ork-layout ─▶ feature buffer ─ flush ─▶ ┐
+//!                        ork-plan ─▶ ork-synth ─▶ programs ─ flush ─▶ submit ┤ NPU
+//! f32 rows ◀─ scales ◀─ sum of K slices ◀─ ork-layout ◀─ output ◀─ invalidate ┘
+//! ```
+//!
+//! Nothing is computed some other way: a shape that cannot be computed is declined by [`Driver::check`] with the law
+//! that forbids it, and whatever fails later is an error.
+#![forbid(unsafe_code)]
+
+mod accumulate;
+mod counters;
+mod driver;
+mod error;
+mod scratch;
+mod weight;
+
+pub use counters::DriverCounters;
+pub use driver::{Driver, DriverOptions, MatmulGroup};
+pub use error::DriverError;
+pub use weight::Weight;

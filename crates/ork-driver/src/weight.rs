@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use ork_device::{Device, Purpose, ResidentBuffer};
+use ork_isa::soc::Soc;
+use ork_layout::{Format, WeightLayout};
+use ork_plan::weight_layout;
+use ork_quant::{QuantError, Scale, quantise_row};
+use rayon::prelude::*;
+
+use crate::DriverError;
+
+/// A weight in device memory: int8, tiled, with one scale per output channel. Dropping it frees the memory.
+#[derive(Debug)]
+pub struct Weight {
+    name: String,
+    layout: WeightLayout,
+    scales: Vec<Scale>,
+    buffer: ResidentBuffer,
+}
+
+/// Gives one output channel of a weight; see [`crate::Driver::load`].
+type Rows<'a, T> = &'a (dyn Fn(usize, &mut [T]) + Sync);
+
+impl Weight {
+    /// Elements of a row.
+    #[must_use]
+    pub fn k(&self) -> usize {
+        self.layout.k() as usize
+    }
+
+    /// Rows: output channels.
+    #[must_use]
+    pub fn n(&self) -> usize {
+        self.layout.n() as usize
+    }
+
+    /// The name it was loaded under.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes of device memory.
+    #[must_use]
+    pub fn device_bytes(&self) -> u64 {
+        self.buffer.len()
+    }
+
+    pub(crate) fn layout(&self) -> &WeightLayout {
+        &self.layout
+    }
+
+    pub(crate) fn scales(&self) -> &[Scale] {
+        &self.scales
+    }
+
+    pub(crate) fn buffer(&self) -> &ResidentBuffer {
+        &self.buffer
+    }
+
+    /// Quantises f32 rows per output channel and uploads them.
+    pub(crate) fn from_f32(
+        device: &Device,
+        soc: &Soc,
+        name: &str,
+        k: usize,
+        n: usize,
+        rows: Rows<'_, f32>,
+    ) -> Result<Self, DriverError> {
+        Self::pack(device, soc, name, k, n, |row| {
+            let mut floats = vec![0f32; k];
+            move |channel, codes: &mut [i8]| {
+                row(channel, &mut floats);
+                quantise_row(&floats, codes).map_err(|error| error.in_row(channel))
+            }
+        }, rows)
+    }
+
+    /// Uploads rows that are int8 already; their scales are 1.
+    pub(crate) fn from_codes(
+        device: &Device,
+        soc: &Soc,
+        name: &str,
+        k: usize,
+        n: usize,
+        rows: Rows<'_, i8>,
+    ) -> Result<Self, DriverError> {
+        let one = Scale::new(1.0).expect("1 is a scale");
+        Self::pack(device, soc, name, k, n, |row| {
+            move |channel, codes: &mut [i8]| {
+                row(channel, codes);
+                Ok(one)
+            }
+        }, rows)
+    }
+
+    /// Packs kernel groups in parallel. `encoder` makes one encoder per thread: it fills the codes of an output
+    /// channel and gives its scale.
+    fn pack<'r, T, E>(
+        device: &Device,
+        soc: &Soc,
+        name: &str,
+        k: usize,
+        n: usize,
+        encoder: impl Fn(Rows<'r, T>) -> E + Sync,
+        rows: Rows<'r, T>,
+    ) -> Result<Self, DriverError>
+    where
+        E: FnMut(usize, &mut [i8]) -> Result<Scale, QuantError>,
+    {
+        let layout = weight_layout_of(name, k, n, soc)?;
+        let bytes = layout.bytes();
+        let hold = |source| DriverError::Hold { name: name.to_owned(), k, n, bytes, source };
+        let mut buffer = device.alloc(Purpose::Data, bytes).map_err(hold)?;
+
+        let group_rows = layout.format().kernel_group() as usize;
+        let scales: Vec<Vec<Scale>> = layout
+            .kernel_groups_mut(buffer.host_mut())
+            .into_par_iter()
+            .map_init(
+                || (encoder(rows), vec![0i8; group_rows * k]),
+                |(encode, codes), mut group| {
+                    let columns = group.columns();
+                    let first = columns.start as usize;
+                    let mut scales = Vec::with_capacity(group_rows);
+                    for (place, channel) in codes.chunks_exact_mut(k).zip(first..columns.end as usize) {
+                        scales.push(encode(channel, place)?);
+                    }
+                    let channels: Vec<&[i8]> = codes.chunks_exact(k).take(scales.len()).collect();
+                    group.pack(&channels);
+                    Ok(scales)
+                },
+            )
+            .collect::<Result<_, _>>()
+            .map_err(|source| DriverError::Weight { name: name.to_owned(), source })?;
+
+        buffer.flush(0..bytes).map_err(hold)?;
+        Ok(Self { name: name.to_owned(), layout, scales: scales.concat(), buffer: buffer.unmap_host() })
+    }
+}
+
+/// The layout of an int8 weight.
+pub(crate) fn weight_layout_of(name: &str, k: usize, n: usize, soc: &Soc) -> Result<WeightLayout, DriverError> {
+    // A dimension beyond 32 bits is too large in any case; the layout says so with its numbers.
+    let narrow = |dimension: usize| u32::try_from(dimension).unwrap_or(u32::MAX);
+    weight_layout(Format::INT8_INT32, narrow(k), narrow(n), soc)
+        .map_err(|source| DriverError::Layout { name: name.to_owned(), source })
+}
