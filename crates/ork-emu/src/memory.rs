@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Bytes: the DRAM of a buffer, and the CPU's view of it.
+//!
+//! The NPU cores read without copying, several at once and for as long as a task runs, while others write
+//! elsewhere in the same buffer. So DRAM is guarded by range, not as a whole, and nobody ever waits: a write that
+//! meets a range which is being read is put aside and done when the reader leaves. On silicon that is a race, of
+//! which this is one legal outcome.
+
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use memmap2::MmapMut;
+use parking_lot::Mutex;
+
+/// Bytes of a cache line.
+pub(crate) const LINE_BYTES: u64 = 64;
+
+/// Zeroed pages that the host provides when they are touched.
+struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+    /// Counter of the board that includes these pages.
+    total: Arc<AtomicU64>,
+    /// Owns the memory; only accessed through `start`.
+    _map: MmapMut,
+}
+
+// SAFETY: plain memory; every access goes through methods that state who may touch what.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    fn new(len: usize, total: &Arc<AtomicU64>) -> io::Result<Self> {
+        let mut map = MmapMut::map_anon(len)?;
+        let start = NonNull::from(&mut map[..]).cast();
+        total.fetch_add(len as u64, Relaxed);
+        Ok(Self { start, len, total: Arc::clone(total), _map: map })
+    }
+
+    /// Address of a byte range, which must lie inside.
+    fn at(&self, range: &Range<usize>) -> *mut u8 {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} bytes", self.len);
+        // SAFETY: inside the allocation, by the check above.
+        unsafe { self.start.as_ptr().add(range.start) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.len as u64, Relaxed);
+    }
+}
+
+/// What the NPU sees of a buffer.
+pub(crate) struct Dram {
+    pages: Pages,
+    state: Mutex<Borrows>,
+    /// Whether anything was ever written.
+    written: AtomicBool,
+}
+
+#[derive(Default)]
+struct Borrows {
+    /// Ranges that are being read, each with the number of its reader.
+    readers: Vec<(u64, Range<usize>)>,
+    next_reader: u64,
+    /// Writes that wait for readers, in order.
+    deferred: Vec<(usize, Box<[u8]>)>,
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+fn range_of((start, data): &(usize, Box<[u8]>)) -> Range<usize> {
+    *start..start + data.len()
+}
+
+impl Borrows {
+    fn is_read(&self, range: &Range<usize>) -> bool {
+        self.readers.iter().any(|(_, held)| overlap(held, range))
+    }
+
+    fn is_deferred(&self, range: &Range<usize>) -> bool {
+        self.deferred.iter().any(|write| overlap(&range_of(write), range))
+    }
+}
+
+impl Dram {
+    pub(crate) fn new(len: usize, total: &Arc<AtomicU64>) -> io::Result<Self> {
+        Ok(Self { pages: Pages::new(len, total)?, state: Mutex::default(), written: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.pages.len
+    }
+
+    /// The first byte, for a CPU mapping of a buffer that is not cacheable.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        // The CPU may write it from now on, unseen.
+        self.written.store(true, Relaxed);
+        self.pages.start
+    }
+
+    /// The bytes of a range, without copying where possible.
+    pub(crate) fn read(self: &Arc<Self>, range: Range<usize>) -> DramSpan {
+        let mut state = self.state.lock();
+        if state.is_deferred(&range) {
+            let mut copy = vec![0; range.len()];
+            self.copy_locked(&state, range.start, &mut copy);
+            return DramSpan::Copy(copy);
+        }
+        let reader = state.next_reader;
+        state.next_reader += 1;
+        state.readers.push((reader, range.clone()));
+        DramSpan::Held { dram: Arc::clone(self), range, reader }
+    }
+
+    /// Copies bytes out.
+    pub(crate) fn copy_to(&self, start: usize, out: &mut [u8]) {
+        self.copy_locked(&self.state.lock(), start, out);
+    }
+
+    fn copy_locked(&self, state: &Borrows, start: usize, out: &mut [u8]) {
+        let range = start..start + out.len();
+        // SAFETY: inside the pages; no writer, because writers hold the lock.
+        unsafe { std::ptr::copy_nonoverlapping(self.pages.at(&range), out.as_mut_ptr(), out.len()) };
+        for write in state.deferred.iter().filter(|write| overlap(&range_of(write), &range)) {
+            let common = range.start.max(write.0)..range.end.min(write.0 + write.1.len());
+            out[common.start - range.start..common.end - range.start]
+                .copy_from_slice(&write.1[common.start - write.0..common.end - write.0]);
+        }
+    }
+
+    /// Stores bytes.
+    pub(crate) fn write(&self, start: usize, data: &[u8]) {
+        let range = start..start + data.len();
+        let mut state = self.state.lock();
+        self.written.store(true, Relaxed);
+        if state.is_read(&range) || state.is_deferred(&range) {
+            // Also behind an earlier deferred write, or the older bytes would win in the end.
+            let _ = self.pages.at(&range);
+            state.deferred.push((start, data.into()));
+        } else {
+            self.store_locked(&state, start, data);
+        }
+    }
+
+    fn store_locked(&self, _exclusive: &Borrows, start: usize, data: &[u8]) {
+        let range = start..start + data.len();
+        // SAFETY: inside the pages; the caller holds the lock and has checked that no reader holds the range.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.pages.at(&range), data.len()) };
+    }
+
+    fn release(&self, reader: u64) {
+        let mut state = self.state.lock();
+        if let Some(index) = state.readers.iter().position(|(number, _)| *number == reader) {
+            state.readers.swap_remove(index);
+        }
+        if state.deferred.is_empty() {
+            return;
+        }
+        let mut waiting: Vec<(usize, Box<[u8]>)> = Vec::new();
+        for write in std::mem::take(&mut state.deferred) {
+            let range = range_of(&write);
+            if state.is_read(&range) || waiting.iter().any(|earlier| overlap(&range_of(earlier), &range)) {
+                waiting.push(write);
+            } else {
+                self.store_locked(&state, write.0, &write.1);
+            }
+        }
+        state.deferred = waiting;
+    }
+}
+
+/// Bytes of DRAM that are being read.
+pub(crate) enum DramSpan {
+    /// In place; nobody changes them until this is dropped.
+    Held {
+        /// Keeps the memory.
+        dram: Arc<Dram>,
+        /// Registered with it.
+        range: Range<usize>,
+        /// Under this number.
+        reader: u64,
+    },
+    /// As they will be when deferred writes are done.
+    Copy(Vec<u8>),
+}
+
+impl AsRef<[u8]> for DramSpan {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Held { dram, range, .. } => {
+                // SAFETY: inside the pages, which live as long as `dram`; `write` changes no byte of a registered
+                // range, and CPU mappings that could are the mapper's promise (`Mapping::bytes_mut`).
+                unsafe { std::slice::from_raw_parts(dram.pages.at(range), range.len()) }
+            }
+            Self::Copy(bytes) => bytes,
+        }
+    }
+}
+
+impl Drop for DramSpan {
+    fn drop(&mut self) {
+        if let Self::Held { dram, reader, .. } = self {
+            dram.release(*reader);
+        }
+    }
+}
+
+/// What the CPU sees of a cacheable buffer while it is mapped.
+///
+/// Whoever maps the buffer promises (`Mapping::bytes_mut`) not to hold a mutable slice of it during cache
+/// maintenance or while the kernel reads it.
+pub(crate) struct CpuView {
+    pages: Pages,
+}
+
+impl CpuView {
+    /// A view that starts with what the memory holds.
+    pub(crate) fn new(dram: &Dram, total: &Arc<AtomicU64>) -> io::Result<Self> {
+        let view = Self { pages: Pages::new(dram.len(), total)? };
+        if dram.written.load(Relaxed) {
+            view.load(dram, 0..dram.len());
+        }
+        Ok(view)
+    }
+
+    /// The first byte.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.pages.start
+    }
+
+    /// A range of bytes.
+    pub(crate) fn read(&self, range: Range<usize>) -> &[u8] {
+        // SAFETY: inside the pages; no writer by the mapper's promise.
+        unsafe { std::slice::from_raw_parts(self.pages.at(&range), range.len()) }
+    }
+
+    /// Stores bytes.
+    pub(crate) fn write(&self, start: usize, data: &[u8]) {
+        let range = start..start + data.len();
+        // SAFETY: inside the pages; no other access by the mapper's promise.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.pages.at(&range), data.len()) };
+    }
+
+    /// Overwrites a range with what the memory holds.
+    pub(crate) fn load(&self, dram: &Dram, range: Range<usize>) {
+        // SAFETY: inside the pages; no other access by the mapper's promise.
+        let own = unsafe { std::slice::from_raw_parts_mut(self.pages.at(&range), range.len()) };
+        dram.copy_to(range.start, own);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dram(len: usize) -> Arc<Dram> {
+        Arc::new(Dram::new(len, &Arc::default()).unwrap())
+    }
+
+    fn bytes(dram: &Dram, range: Range<usize>) -> Vec<u8> {
+        let mut out = vec![0; range.len()];
+        dram.copy_to(range.start, &mut out);
+        out
+    }
+
+    #[test]
+    fn a_reader_sees_the_bytes_of_its_start_and_later_readers_the_new_ones() {
+        let dram = dram(4096);
+        dram.write(0, &[1; 16]);
+        let early = dram.read(0..8);
+        dram.write(4, &[2; 8]);
+        assert_eq!(early.as_ref(), [1; 8], "bytes under a reader stay");
+        assert_eq!(dram.read(0..12).as_ref(), [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]);
+        assert_eq!(bytes(&dram, 2..6), [1, 1, 2, 2]);
+        drop(early);
+        assert!(dram.state.lock().deferred.is_empty(), "done when the reader left");
+        assert_eq!(dram.read(0..12).as_ref(), [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]);
+    }
+
+    #[test]
+    fn deferred_writes_keep_their_order() {
+        let dram = dram(4096);
+        let first = dram.read(0..4);
+        let second = dram.read(8..12);
+        dram.write(0, &[1; 6]); // waits for `first`
+        dram.write(4, &[2; 8]); // meets no reader of 4..8, but `second`, and the write before
+        dram.write(5, &[3; 1]); // meets no reader at all, only waiting writes
+        let expected = [1, 1, 1, 1, 2, 3, 2, 2, 2, 2, 2, 2];
+        assert_eq!(bytes(&dram, 0..12), expected);
+        drop(first);
+        assert_eq!(bytes(&dram, 0..12), expected);
+        drop(second);
+        assert!(dram.state.lock().deferred.is_empty());
+        assert_eq!(bytes(&dram, 0..12), expected);
+    }
+
+    #[test]
+    fn writes_beside_readers_are_done_at_once() {
+        let dram = dram(4096);
+        let _reader = dram.read(0..64);
+        dram.write(64, &[9; 64]);
+        assert!(dram.state.lock().deferred.is_empty());
+        assert_eq!(bytes(&dram, 63..65), [0, 9]);
+    }
+
+    #[test]
+    fn a_view_starts_with_the_memory_and_then_stands_apart() {
+        let dram = dram(4096);
+        dram.write(100, &[5; 4]);
+        let view = CpuView::new(&dram, &Arc::default()).unwrap();
+        assert_eq!(view.read(99..105), [0, 5, 5, 5, 5, 0]);
+        view.write(100, &[6]);
+        dram.write(103, &[7]);
+        assert_eq!(view.read(100..104), [6, 5, 5, 5]);
+        assert_eq!(bytes(&dram, 100..104), [5, 5, 5, 7]);
+    }
+
+    #[test]
+    fn pages_are_counted_while_they_live() {
+        let total = Arc::new(AtomicU64::new(0));
+        let dram = Dram::new(8192, &total).unwrap();
+        assert_eq!(total.load(Relaxed), 8192);
+        drop(dram);
+        assert_eq!(total.load(Relaxed), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "of 4096 bytes")]
+    fn nothing_is_stored_outside() {
+        dram(4096).write(4090, &[0; 7]);
+    }
+}
