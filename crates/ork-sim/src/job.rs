@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use ork_isa::Iova;
+
+use crate::Diagnosis;
+
+/// What the kernel gives the program controller when it starts it (`isa.md` §2.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PcJob {
+    /// Address of the first program.
+    pub base: Iova,
+    /// First value of `PC.REGISTER_AMOUNTS`: 16-byte beats to fetch, minus 1.
+    pub amount: u16,
+    /// `TASK_NUMBER`: how many programs to run.
+    pub tasks: u16,
+    /// `PC.TASK_DMA_BASE_ADDR`, added to every data address. 0 in all known drivers.
+    pub dma_base: Iova,
+    /// `PC.INTERRUPT_MASK`.
+    pub int_mask: u32,
+    /// `PC.INTERRUPT_CLEAR`.
+    pub int_clear: u32,
+}
+
+/// What became of a job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobOutcome {
+    /// Programs that completed (`TASK_STATUS` bits 11:0).
+    pub tasks_done: u16,
+    /// Raw interrupt status at the end.
+    pub int_status: u32,
+    /// How it ended.
+    pub end: JobEnd,
+    /// Findings that did not stop the job: wrong values, hazards, wild writes.
+    pub diagnoses: Vec<Diagnosis>,
+    /// Predicted time on silicon, in microseconds (*modelled*, not measured); 0 while nothing is modelled.
+    pub modelled_us: f64,
+    /// What was moved and computed.
+    pub stats: JobStats,
+}
+
+/// How a job ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum JobEnd {
+    /// All tasks completed.
+    Done,
+    /// Silicon would never complete: the driver sees a timeout.
+    Hang(Diagnosis),
+    /// The model does not know what silicon does here.
+    Unmodelled(Diagnosis),
+}
+
+/// Totals of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JobStats {
+    /// Register-command words carried out.
+    pub words: u64,
+    /// Multiply-adds of the MAC array.
+    pub macs: u64,
+    /// Feature bytes fetched from memory.
+    pub feature_bytes: u64,
+    /// Weight bytes fetched from memory.
+    pub weight_bytes: u64,
+    /// Bytes fetched by the other read DMAs.
+    pub operand_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+}

@@ -1,0 +1,563 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What happens when a program is wrong (`isa.md` §10, §13), one case on each side of every boundary.
+mod common;
+
+use common::*;
+use ork_isa::regs::{cna, global};
+use ork_isa::{Cmd, Iova, Link, ProgramBuilder};
+use ork_sim::{Effect, JobEnd};
+
+/// `CBUF_CON0` by the schedule of `isa.md` §10.3 for full-K int8.
+fn schedule(m: u32, k: u32) -> u32 {
+    let scale = k / 512;
+    let base = 177 - 15 * (scale as i32 - 1);
+    let slope = 15 * scale as i32;
+    (base - slope * (m.div_ceil(64) as i32 - 1)).max(0x1B) as u32
+}
+
+fn scheduled(m: u32, k: u32, n: u32) -> Bench {
+    let mut mm = Matmul::new(Recipe::Two, m, k, n);
+    mm.split = schedule(m, k);
+    Bench::new(mm, u64::from(m + k + n))
+}
+
+#[test]
+fn row_caps_of_int8() {
+    // isa.md §10.4, the table for int8.
+    for (k, cap) in [(512, 704), (1024, 320), (1536, 192), (2048, 128), (3072, 64), (3584, 64), (4096, 64)] {
+        for m in [1, cap - 1, cap] {
+            let bench = scheduled(m, k, 64);
+            assert_clean(&bench.run(&mut core(), &[]), 1);
+            assert!(bench.right_rows().iter().all(|right| *right), "{m} rows at K = {k}");
+        }
+        let bench = scheduled(cap + 1, k, 64);
+        let outcome = bench.run(&mut core(), &[]);
+        assert_eq!(outcome.end, JobEnd::Done);
+        assert!(outcome.diagnoses.iter().any(|d| d.effect == Effect::Wrong), "{} rows at K = {k}", cap + 1);
+        assert!(!bench.right_rows().iter().all(|right| *right), "{} rows at K = {k}", cap + 1);
+    }
+}
+
+#[test]
+fn rows_beyond_the_feature_banks_are_wrong_from_the_cap_on() {
+    // One bank, K = 512: 64 rows.
+    let mut mm = Matmul::new(Recipe::Two, 70, 512, 64);
+    mm.split = 0xB1;
+    let bench = Bench::new(mm, 1);
+    assert_wrong(&bench.run(&mut core(), &[]), "feature-capacity");
+    let right = bench.right_rows();
+    assert!(right[..64].iter().all(|right| *right));
+    assert!(right[64..].iter().all(|right| !right));
+}
+
+#[test]
+fn lines_take_whole_granules() {
+    // isa-notes G-9: Mt 144 with K/32 = 7, 21, 35 needs one more bank than the bytes say.
+    for groups in [7u32, 21, 35] {
+        let (m, k) = (144, 32 * groups);
+        let exact = (m * k).div_ceil(32768);
+        for (banks, good) in [(exact, false), (exact + 1, true)] {
+            let mut mm = Matmul::new(Recipe::One, m, k, 32);
+            mm.split = (12 - banks) << 4 | banks;
+            let bench = Bench::new(mm, 2);
+            let outcome = bench.run(&mut core(), &[]);
+            if good {
+                assert_clean(&outcome, 1);
+            } else {
+                assert_wrong(&outcome, "feature-capacity");
+            }
+            assert_eq!(bench.right_rows().iter().all(|right| *right), good, "{m} x {k}, {banks} banks");
+        }
+    }
+    // Neighbours fit exactly.
+    for groups in [6u32, 8, 20, 22] {
+        let mm = Matmul::new(Recipe::One, 144, 32 * groups, 32);
+        let d = (144 * 32 * groups).div_ceil(32768);
+        let bench = Bench::new(Matmul { split: (12 - d) << 4 | d, ..mm }, 3);
+        assert_clean(&bench.run(&mut core(), &[]), 1);
+    }
+}
+
+#[test]
+fn no_weight_bank_hangs() {
+    let bench = Bench::new(Matmul { split: 0x0B, ..Matmul::new(Recipe::Two, 4, 64, 64) }, 4);
+    assert_hang(&bench.run(&mut core(), &[]), "no-weight-bank", 0);
+}
+
+#[test]
+fn a_kernel_group_that_does_not_fit_spoils_every_element() {
+    // int8, K = 1536, one weight bank [M: ORK]; 1.5 banks are needed.
+    for (split, good) in [(0x1B, false), (0x2A, true)] {
+        let bench = Bench::new(Matmul { split, ..Matmul::new(Recipe::Two, 8, 1536, 128) }, 5);
+        let outcome = bench.run(&mut core(), &[]);
+        if good {
+            assert_clean(&outcome, 1);
+        } else {
+            assert_wrong(&outcome, "weight-group");
+        }
+        assert_eq!(bench.right_elements(), if good { 8 * 128 } else { 0 });
+    }
+}
+
+#[test]
+fn one_bank_with_exactly_one_group_needs_three_groups() {
+    // isa.md §10.4: W = 1, K = 1024 with at most two kernel groups.
+    for (n, good) in [(32, false), (64, false), (96, true)] {
+        let bench = Bench::new(Matmul { split: 0x1B, ..Matmul::new(Recipe::Two, 8, 1024, n) }, 6);
+        let outcome = bench.run(&mut core(), &[]);
+        if good {
+            assert_clean(&outcome, 1);
+        } else {
+            assert_wrong(&outcome, "single-weight-bank");
+        }
+        assert_eq!(bench.right_elements() == 8 * n as usize, good, "N = {n}");
+    }
+}
+
+#[test]
+fn overlapping_sides_are_wrong_only_when_the_weights_need_the_room() {
+    // D 8 + W 11 = 19 banks (0xB8).
+    let narrow = Bench::new(Matmul { split: 0xB8, ..Matmul::new(Recipe::Two, 64, 128, 256) }, 7);
+    assert_clean(&narrow.run(&mut core(), &[]), 1);
+    assert!(narrow.right_rows().iter().all(|right| *right));
+    let wide = Bench::new(Matmul { split: 0xB8, ..Matmul::new(Recipe::Two, 64, 128, 2048) }, 7);
+    assert_wrong(&wide.run(&mut core(), &[]), "split-overlaps");
+    assert_eq!(wide.right_elements(), 0);
+    // 0xBC: all zeros.
+    let zeros = Bench::new(Matmul { split: 0xBC, ..Matmul::new(Recipe::Two, 8, 64, 64) }, 7);
+    assert_wrong(&zeros.run(&mut core(), &[]), "split-overlaps");
+    assert!(zeros.mm.get_c(&zeros.bus).iter().all(|value| *value == 0));
+}
+
+#[test]
+fn fc_data_bank_corrupts() {
+    let bench = Bench::new(Matmul { split: 0x1B1, ..Matmul::new(Recipe::Two, 4, 64, 64) }, 8);
+    assert_wrong(&bench.run(&mut core(), &[]), "fc-data-bank");
+    assert!(bench.right_elements() < 4 * 64 / 2);
+}
+
+#[test]
+fn sixteen_thousand_columns_do_not_fit_the_channel_field() {
+    // isa.md §3, §13 row 6: N = 8192 works, 16384 is silently wrong.
+    let bench = Bench::new(Matmul::new(Recipe::Two, 1, 32, 8192), 9);
+    assert_clean(&bench.run(&mut core(), &[]), 1);
+    assert!(bench.right_rows()[0]);
+    let bench = Bench::new(Matmul::new(Recipe::Two, 1, 32, 8192), 9);
+    let n = 16384;
+    let outcome = bench
+        .run(&mut core(), &[(0x1038, 0x0101_0000 | n), (0x3018, n - 1), (0x403C, (n - 1) << 16 | (n - 1))]);
+    assert_wrong(&outcome, "no-kernels");
+    assert_eq!(bench.right_elements(), 0);
+}
+
+#[test]
+fn zero_skipping_alone_hangs() {
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 10);
+    assert_hang(&bench.run(&mut core(), &[(0x1060, 1)]), "fc-skip", 0);
+}
+
+#[test]
+fn a_write_size_that_disagrees_hangs() {
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 11);
+    assert_hang(&bench.run(&mut core(), &[(0x405C, 7 << 16)]), "wdma-size", 0);
+}
+
+#[test]
+fn invalid_output_formats_hang() {
+    // int8 -> int16 without the words of the working form, and codes that no output has.
+    for format in [0x6000_0000, 0xC000_0000, 0xE000_0000] {
+        let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 12);
+        assert_hang(&bench.run(&mut core(), &[(0x4010, format)]), "output-format", 0);
+    }
+}
+
+#[test]
+fn strides_that_leave_the_mapping_hang_and_the_core_stays_wedged() {
+    for patch in [(0x40C0, 0x10_0000), (0x4038, 0x1FFF_1FFF), (0x4024, 0x20_0000)] {
+        let bench = Bench::new(Matmul::new(Recipe::Two, 64, 64, 64), 13);
+        let mut core = core();
+        let outcome = bench.run(&mut core, &[patch]);
+        assert_hang(&outcome, "write-fault", 0);
+        // G-2: the next job hangs too, until a reset.
+        assert_hang(&bench.run(&mut core, &[]), "core-wedged", 0);
+        core.reset();
+        assert_clean(&bench.run(&mut core, &[]), 1);
+        assert!(bench.right_rows().iter().all(|right| *right));
+    }
+}
+
+#[test]
+fn strides_inside_the_mapping_write_elsewhere() {
+    // §13 rows 7, 8: SURFACE_ADD of another format.
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 14);
+    let outcome = bench.run(&mut core(), &[(0x40C0, 0x40)]);
+    assert_eq!(outcome.end, JobEnd::Done);
+    assert!(!bench.right_rows().iter().all(|right| *right));
+}
+
+#[test]
+fn unmapped_operands_hang() {
+    for (offset, check) in [(0x1070, "feature-fault"), (0x1110, "weight-fault"), (0x4020, "write-fault")] {
+        let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 15);
+        assert_hang(&bench.run(&mut core(), &[(offset, 0x7000_0000)]), check, 0);
+        let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 15);
+        assert_hang(&bench.run(&mut core(), &[(offset, 0xFFFF_FFF0)]), check, 0);
+    }
+}
+
+#[test]
+fn a_write_that_reaches_the_end_of_the_mapping_hangs() {
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 16);
+    // The memory ends one page behind C.
+    let last = bench.mm.c + 4096 + 4096 - 4 * 64 * 4;
+    let outcome = bench.run(&mut core(), &[(0x4020, last)]);
+    assert_clean(&outcome, 1);
+    let mut core = core();
+    assert_hang(&bench.run(&mut core, &[(0x4020, last + 16)]), "write-fault", 0);
+}
+
+#[test]
+fn output_over_the_operands_of_the_same_task_is_reported() {
+    for over in ["a", "b"] {
+        let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 30);
+        let target = if over == "a" { bench.mm.a } else { bench.mm.b };
+        assert_wrong(&bench.run(&mut core(), &[(0x4020, target)]), "output-over-input");
+        // Just behind it is fine.
+        let behind = if over == "a" { bench.mm.a + 4 * 64 } else { bench.mm.b + 64 * 64 };
+        let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 30);
+        assert_clean(&bench.run(&mut core(), &[(0x4020, behind)]), 1);
+    }
+}
+
+/// Two column segments over one activation tile, or two row tiles over one weight segment.
+struct Pair {
+    bench: Bench,
+    first: Matmul,
+    second: Matmul,
+}
+
+impl Pair {
+    fn columns(split: u32) -> Self {
+        let bench = Bench::new(Matmul::new(Recipe::Two, 8, 512, 128), 17);
+        let first = Matmul { n: 64, s: 128, split, ..bench.mm };
+        // C rows lie unevenly (§5.3), so each segment gets its own output area.
+        let second = Matmul { b: bench.mm.b + 512 * 64, ..first };
+        Self {
+            bench,
+            first: Matmul { s: 64, ..first },
+            second: Matmul { s: 64, c: bench_c(&first), ..second },
+        }
+    }
+
+    fn run(&self, reuse: u32) -> ork_sim::JobOutcome {
+        let second = Matmul { split: self.second.split | reuse, ..self.second };
+        let amount = self.first.program(Link::Last, &[]).fetch_amount();
+        self.bench
+            .bus
+            .put_program(PROGRAM, &self.first.program(Link::Next { at: Iova(PROGRAM + 0x400), amount }, &[]));
+        self.bench.bus.put_program(PROGRAM + 0x400, &second.program(Link::Last, &[]));
+        core().run(&self.bench.bus, &job(amount, 2))
+    }
+
+    fn right_elements(
+        &self,
+        part: &Matmul,
+        columns: std::ops::Range<usize>,
+        rows: std::ops::Range<usize>,
+    ) -> usize {
+        let (n, whole) = (self.bench.mm.n as usize, self.bench.expected());
+        let got = part.get_c(&self.bench.bus);
+        let expected = rows.flat_map(|row| columns.clone().map(move |col| row * n + col)).map(|at| whole[at]);
+        got.iter().zip(expected).filter(|(got, expected)| **got == *expected).count()
+    }
+}
+
+fn bench_c(mm: &Matmul) -> u32 {
+    mm.c + 8 * 64 * 4
+}
+
+#[test]
+fn data_reuse_is_exact_over_one_activation_tile() {
+    let pair = Pair::columns(0xB1);
+    let outcome = pair.run(0x1000);
+    assert_clean(&outcome, 2);
+    assert_eq!(pair.right_elements(&pair.second, 64..128, 0..8), 8 * 64);
+    assert_eq!(outcome.stats.feature_bytes, 8 * 512, "the second task fetched none");
+}
+
+#[test]
+fn data_reuse_over_another_tile_uses_the_old_one() {
+    let mut pair = Pair::columns(0xB1);
+    pair.second.a += 4096;
+    let other = signed(Random(99).bytes(8 * 512));
+    Matmul { a: pair.second.a, ..pair.second }.put_a(&pair.bench.bus, &other);
+    // Restore the weights that lie behind A.
+    pair.bench.mm.put_b(&pair.bench.bus, &pair.bench.b);
+    let outcome = pair.run(0x1000);
+    assert_wrong(&outcome, "data-reuse");
+    // The values are those of the first tile: stale, and deterministic.
+    assert_eq!(pair.right_elements(&pair.second, 64..128, 0..8), 8 * 64);
+}
+
+#[test]
+fn weight_reuse_fits_or_keeps_the_end_of_the_stream() {
+    // isa.md §10.6. K = 1024, N = 96: 98304 bytes, three banks.
+    for banks in [4u32, 3, 2] {
+        let bench = Bench::new(Matmul::new(Recipe::Two, 16, 1024, 96), 18);
+        let split = banks << 4 | (12 - banks);
+        let tile = |index: u32, split| Matmul {
+            m: 8,
+            a: bench.mm.a + index * 8 * 1024,
+            c: bench.mm.c + index * 8 * 96 * 4,
+            split,
+            ..bench.mm
+        };
+        let amount = tile(0, split).program(Link::Last, &[]).fetch_amount();
+        let next = Link::Next { at: Iova(PROGRAM + 0x400), amount };
+        bench.bus.put_program(PROGRAM, &tile(0, split).program(next, &[]));
+        bench.bus.put_program(PROGRAM + 0x400, &tile(1, split | 0x2000).program(Link::Last, &[]));
+        let outcome = core().run(&bench.bus, &job(amount, 2));
+        let got = bench.mm.get_c(&bench.bus);
+        let expected = bench.expected();
+        let right = |row: usize, col: usize| got[row * 96 + col] == expected[row * 96 + col];
+        assert!((0..8).all(|row| (0..96).all(|col| right(row, col))), "the loading tile is always right");
+        // The last `banks` of three kernel groups are still there.
+        let kept = 96usize.saturating_sub(32 * banks as usize);
+        for row in 8..16 {
+            for col in 0..96 {
+                assert_eq!(right(row, col), col >= kept, "{banks} banks, row {row}, column {col}");
+            }
+        }
+        if kept == 0 {
+            assert_clean(&outcome, 2);
+        } else {
+            assert_wrong(&outcome, "weight-reuse");
+        }
+    }
+}
+
+#[test]
+fn weight_reuse_under_another_split_is_wrong() {
+    let bench = Bench::new(Matmul::new(Recipe::Two, 16, 1024, 96), 19);
+    let tile = |index: u32, split| Matmul {
+        m: 8,
+        a: bench.mm.a + index * 8 * 1024,
+        c: bench.mm.c + index * 8 * 96 * 4,
+        split,
+        ..bench.mm
+    };
+    let amount = tile(0, 0xB1).program(Link::Last, &[]).fetch_amount();
+    let next = Link::Next { at: Iova(PROGRAM + 0x400), amount };
+    bench.bus.put_program(PROGRAM, &tile(0, 0x84).program(next, &[]));
+    bench.bus.put_program(PROGRAM + 0x400, &tile(1, 0x2000 | 0x75).program(Link::Last, &[]));
+    let outcome = core().run(&bench.bus, &job(amount, 2));
+    assert_wrong(&outcome, "weight-reuse");
+    let right = bench.right_rows();
+    assert!(right[..8].iter().all(|right| *right) && right[8..].iter().all(|right| !right));
+}
+
+#[test]
+fn chains_that_end_early_hang() {
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 20);
+    let program = bench.mm.program(Link::Last, &[]);
+    bench.bus.put_program(PROGRAM, &program);
+    // More tasks than programs.
+    assert_hang(&core().run(&bench.bus, &job(program.fetch_amount(), 2)), "chain-short", 1);
+    assert!(bench.right_rows().iter().all(|right| *right), "the first task ran");
+    // Amount 0 in the link.
+    let cut = bench.mm.program(Link::Next { at: Iova(PROGRAM), amount: 0 }, &[]);
+    bench.bus.put_program(PROGRAM, &cut);
+    assert_hang(&core().run(&bench.bus, &job(cut.fetch_amount(), 2)), "chain-short", 1);
+    // A wrong next address.
+    let lost = bench.mm.program(Link::Next { at: Iova(0x4000_0000), amount: 55 }, &[]);
+    bench.bus.put_program(PROGRAM, &lost);
+    assert_hang(&core().run(&bench.bus, &job(lost.fetch_amount(), 2)), "fetch-fault", 1);
+}
+
+#[test]
+fn programs_without_op_enable_hang() {
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 21);
+    let program = bench.mm.program(Link::Last, &[]);
+    bench.bus.put_program(PROGRAM, &program);
+    // A descriptor of a shorter program left in place.
+    assert_hang(&core().run(&bench.bus, &job(30, 1)), "no-op-enable", 0);
+    assert_hang(&core().run(&bench.bus, &job(0, 1)), "no-op-enable", 0);
+}
+
+#[test]
+fn words_after_op_enable_go_to_the_next_group() {
+    // isa.md §2.3: fold tiles carry the link behind the op-enable word.
+    let bench = Bench::new(Matmul::new(Recipe::Two, 16, 96, 64), 22);
+    let tile = |index: u32| Matmul {
+        m: 8,
+        a: bench.mm.a + index * 8 * bench.mm.k,
+        c: bench.mm.c + index * 8 * bench.mm.n * 4,
+        split: 0xB1,
+        ..bench.mm
+    };
+    let second = tile(1).program(Link::Last, &[]);
+    let amount = second.fetch_amount();
+    let linked = tile(0).program(Link::Next { at: Iova(PROGRAM + 0x400), amount }, &[]);
+    let mut words: Vec<Cmd> = linked.words().to_vec();
+    let body = linked.body_words();
+    let trailer: Vec<Cmd> = words.drain(body..).collect();
+    // op-enable, marker, address, amount.
+    words.extend([trailer[3], trailer[2], trailer[0], trailer[1]]);
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.0.to_le_bytes()).collect();
+    bench.bus.put(PROGRAM, &bytes);
+    bench.bus.put_program(PROGRAM + 0x400, &second);
+    assert_clean(&core().run(&bench.bus, &job(amount, 2)), 2);
+    assert!(bench.right_rows().iter().all(|right| *right));
+}
+
+#[test]
+fn a_masked_interrupt_never_reaches_the_driver() {
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 23);
+    let program = bench.mm.program(Link::Last, &[]);
+    bench.bus.put_program(PROGRAM, &program);
+    let mut job = job(program.fetch_amount(), 1);
+    job.int_mask = 0xC00;
+    assert_hang(&core().run(&bench.bus, &job), "interrupt-masked", 1);
+}
+
+#[test]
+fn what_is_not_modelled_is_said_to_be() {
+    for (patch, check) in [
+        ((0x1100, 1), "weight-decompression"),
+        ((0x100C, 0x2001_0000), "conv-variant"),
+        ((0x100C, 0x2000_0002), "conv-mode"),
+        ((0x1014, 0x1000_0009), "conv-variant"),
+        ((0x1034, 32), "kernel-depth"),
+        ((0x1028, 2), "output-size-disagrees"),
+        ((0x1044, 0), "data-entries"),
+        ((0x3010, 0x401), "mac-precision"),
+        ((0x4034, 7), "dpu-size-disagrees"),
+        ((0x4050, 0x7DC), "size-e"),
+        ((0x1040, 0xB0), "no-feature-bank"),
+        ((0x102C, 0x40_0004), "surf-mode"),
+        ((0x1010, 0x1_0050), "sequence-controller"),
+        ((0x1038, 0x0001_0040), "kernel-size"),
+        ((0x100C, 0x2000_0003), "depthwise-disagrees"),
+        ((0x104C, 0), "input-converter"),
+        ((0x4010, 0x8400_0000), "dpu-precision"),
+        ((0x3018, 31), "core-channels"),
+    ] {
+        let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 24);
+        assert_unmodelled(&bench.run(&mut core(), &[patch]), check);
+        assert!(bench.mm.get_c(&bench.bus).iter().all(|value| *value == 0), "nothing was written");
+    }
+}
+
+#[test]
+fn work_beyond_the_models_bounds_is_refused() {
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 24);
+    let (m, k, n) = (64, 65_504, 16_352);
+    let outcome = bench.run(
+        &mut core(),
+        &[
+            (0x1020, 1 << 16 | m),
+            (0x1024, k),
+            (0x102C, m),
+            (0x1034, k),
+            (0x1038, 0x0101_0000 | n),
+            (0x3014, (m - 1) << 16),
+        ],
+    );
+    assert_unmodelled(&outcome, "task-too-large");
+}
+
+#[test]
+fn programs_with_odd_control_words_are_not_guessed_at() {
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 24);
+    let program = bench.mm.program(Link::Last, &[]);
+    let run = |place: usize, word: Cmd| {
+        bench.bus.put_program(PROGRAM, &program);
+        bench.bus.put(PROGRAM + 8 * place as u32, &word.0.to_le_bytes());
+        core().run(&bench.bus, &job(program.fetch_amount(), 1))
+    };
+    assert_unmodelled(&run(program.body_words(), Cmd::new(0x0101, 0x10, 1)), "pc-slave-mode");
+    assert_unmodelled(&run(program.body_words() + 2, Cmd::op_enable(0xD)), "second-op-enable");
+}
+
+#[test]
+fn words_that_nobody_knows_are_said_to_be_unknown() {
+    for word in [Cmd::new(0x0A01, 0x100C, 0), Cmd::new(0x0201, 0x1FF0, 0), Cmd::new(0x0101, 0x0030, 1)] {
+        let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 25);
+        bench.bus.put(PROGRAM, &word.0.to_le_bytes());
+        assert_unmodelled(&core().run(&bench.bus, &job(7, 1)), "unknown-word");
+    }
+    let mut empty = ProgramBuilder::new();
+    empty.set(cna::CbufCon0(0xB1));
+    let program = empty.finish(Link::Last, global::OperationEnable(0x02));
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 25);
+    bench.bus.put_program(PROGRAM, &program);
+    assert_unmodelled(&core().run(&bench.bus, &job(program.fetch_amount(), 1)), "op-enable-mask");
+}
+
+#[test]
+fn a_finding_names_everything() {
+    let bench = Bench::new(Matmul { split: 0x1B, ..Matmul::new(Recipe::Two, 8, 1536, 128) }, 26);
+    let outcome = bench.run(&mut core(), &[]);
+    let text = outcome.diagnoses[0].to_string();
+    for part in [
+        "resource (WRONG) [weight-group]: core 0 task 0 word 15",
+        "(1) a kernel group must fit the weight banks: 1 banks hold 32768 bytes",
+        "(2) task 0: one group has 49152 bytes",
+        "CNA.CBUF_CON0 = 0x1b {WEIGHT_REUSE=0, DATA_REUSE=0, FC_DATA_BANK=0, WEIGHT_BANK=1, DATA_BANK=11} (task 0 word 15)",
+        "isa.md §10.2",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+}
+
+/// The fold (`isa.md` §11): rows of the matmul along the width.
+fn fold_patch(m: u32, total: u32, k: u32) -> Vec<(u16, u32)> {
+    let d = (m * k).div_ceil(32768);
+    vec![
+        (0x100C, 0x2000_0000),
+        (0x1010, 0x20),
+        (0x1020, m << 16 | 1),
+        (0x1084, m << 16 | 1),
+        (0x1028, m),
+        (0x102C, m),
+        (0x1040, (12 - d) << 4 | d),
+        (0x1044, (m * k).div_ceil(64)),
+        (0x107C, total.min(128)),
+        (0x1080, total - m),
+        (0x3014, m - 1),
+        (0x405C, m - 1),
+        (0x4030, m - 1),
+        (0x4034, 0),
+        (0x4038, 0),
+        (0x4024, 16 * total),
+        (0x40C0, 128 * total),
+    ]
+}
+
+#[test]
+fn fold_tiles_of_a_batch_are_exact() {
+    let bench = Bench::new(Matmul::new(Recipe::One, 60, 160, 96), 27);
+    let mut core = core();
+    let mut row = 0;
+    for m in [36, 14, 8, 2] {
+        let patch = fold_patch(m, 60, 160);
+        let mm = Matmul { a: bench.mm.a + 16 * row, c: bench.mm.c + 16 * row, ..bench.mm };
+        let program = mm.program(Link::Last, &patch);
+        bench.bus.put_program(PROGRAM, &program);
+        assert_clean(&core.run(&bench.bus, &job(program.fetch_amount(), 1)), 1);
+        row += m;
+    }
+    assert_eq!(row, 60);
+    assert_eq!(bench.mm.get_c(&bench.bus), bench.expected());
+}
+
+#[test]
+fn a_fold_tile_with_its_own_surface_stride_is_wrong() {
+    // §13 row 11.
+    let bench = Bench::new(Matmul::new(Recipe::One, 60, 160, 96), 28);
+    let mut patch = fold_patch(36, 60, 160);
+    patch.retain(|(offset, _)| *offset != 0x4024);
+    patch.push((0x4024, 16 * 36));
+    bench.run(&mut core(), &patch);
+    assert!(!bench.right_rows()[..36].iter().all(|right| *right));
+}
