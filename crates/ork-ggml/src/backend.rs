@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The backend object: accelerator, options, counters, the stored error, and the tables ggml sees.
+
+use crate::abi;
+use crate::accelerator::Accelerator;
+use crate::census::{ClaimCensus, Counters};
+use crate::device::Tables;
+use crate::error::{BackendError, InitError};
+use crate::host::{Host, OpCodes};
+use crate::options::{BackendOptions, ForeignWeights, Route};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+/// One accelerator as ggml sees it.
+///
+/// ggml never unregisters a backend and keeps raw pointers into it, so the object is leaked on purpose: `new` keeps
+/// one reference for ever. [`OrkBackend::retire`] lets go of the accelerator itself.
+pub struct OrkBackend {
+    host: Host,
+    ops: OpCodes,
+    options: BackendOptions,
+    route: RwLock<Route>,
+    accelerator: RwLock<Option<Arc<dyn Accelerator>>>,
+    counters: Counters,
+    errors: Mutex<Errors>,
+    tables: OnceLock<Tables>,
+}
+
+/// The first error since the last fetch, and how many followed it.
+#[derive(Debug, Default)]
+struct Errors {
+    first: Option<BackendError>,
+    further: u64,
+}
+
+impl std::fmt::Debug for OrkBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OrkBackend")
+            .field("accelerator", &*read(&self.accelerator))
+            .field("route", &self.route())
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl OrkBackend {
+    /// Builds the backend and its tables. `host` must come from a ggml of interface version
+    /// [`abi::API_VERSION`]; ggml does not check that for backends registered in-process.
+    ///
+    /// # Errors
+    /// If the host's ggml does not know an operation this backend relies on.
+    pub fn new(
+        host: Host,
+        accelerator: Arc<dyn Accelerator>,
+        options: BackendOptions,
+    ) -> Result<Arc<Self>, InitError> {
+        let ops = host.op_codes().map_err(|name| InitError::NoSuchOperation { name })?;
+        let description = accelerator.describe();
+        let backend = Arc::new(Self {
+            host,
+            ops,
+            route: RwLock::new(options.route),
+            options,
+            accelerator: RwLock::new(Some(accelerator)),
+            counters: Counters::default(),
+            errors: Mutex::default(),
+            tables: OnceLock::new(),
+        });
+        // SAFETY: the reference given away here is never taken back, so the value lives for ever.
+        let forever: &'static Self = unsafe { &*Arc::into_raw(Arc::clone(&backend)) };
+        backend.tables.get_or_init(|| Tables::leak(forever, &description));
+        Ok(backend)
+    }
+
+    /// For `ggml_backend_register` (or as the result of a plug-in's `ggml_backend_init`).
+    pub fn registration(&self) -> *mut abi::Reg {
+        self.tables().registration()
+    }
+
+    /// The device, for use without the registry.
+    pub fn device(&self) -> *mut abi::Device {
+        self.tables().device()
+    }
+
+    pub(crate) fn tables(&self) -> &Tables {
+        self.tables.get().expect("`new` fills the tables before anyone else sees the backend")
+    }
+
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    pub(crate) fn ops(&self) -> &OpCodes {
+        &self.ops
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub(crate) fn exclusion(&self, name: &str) -> Option<&str> {
+        self.options.exclusion(name)
+    }
+
+    pub(crate) fn foreign_weights(&self) -> ForeignWeights {
+        self.options.foreign_weights
+    }
+
+    /// The accelerator, unless retired.
+    ///
+    /// # Errors
+    /// [`BackendError::Retired`].
+    pub(crate) fn accelerator(&self) -> Result<Arc<dyn Accelerator>, BackendError> {
+        read(&self.accelerator).clone().ok_or(BackendError::Retired)
+    }
+
+    /// Who multiplies, for models loaded from now on.
+    pub fn route(&self) -> Route {
+        *read(&self.route)
+    }
+
+    /// Changes the route.
+    ///
+    /// A model keeps the kind of buffer it was loaded into:
+    /// * change *before loading* a model: always allowed, models of different routes can live side by side;
+    /// * a model loaded under `auto` follows later changes, from its next context on: `cpu` takes its matmuls back to
+    ///   the CPU, `npu` sends them to the accelerator whatever their rows;
+    /// * a model loaded under `npu` stays on the accelerator whatever the route says: nobody else can read its
+    ///   weights;
+    /// * a model loaded under `cpu` stays on the CPU.
+    ///
+    /// Do not change it while another thread loads a model or runs a decode.
+    pub fn set_route(&self, route: Route) {
+        *self.route.write().unwrap_or_else(PoisonError::into_inner) = route;
+    }
+
+    /// What was asked, claimed, declined and executed since the start or the last reset.
+    pub fn census(&self) -> ClaimCensus {
+        self.counters.snapshot()
+    }
+
+    /// Starts the counts of planning and execution anew.
+    pub fn reset_census(&self) {
+        self.counters.reset();
+    }
+
+    /// The first error since the last call, if any. ggml callbacks can only report "failed"; this says what. Callers
+    /// check it after loading a model (loading has no status at all) and after a failed decode.
+    pub fn take_error(&self) -> Option<BackendError> {
+        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        errors.further = 0;
+        errors.first.take()
+    }
+
+    /// Lets go of the accelerator: nothing is claimed any more, and work on weights still alive fails with
+    /// [`BackendError::Retired`]. Counters stay readable.
+    pub fn retire(&self) {
+        self.set_route(Route::Cpu);
+        *self.accelerator.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Stores an error for [`Self::take_error`]; the first one wins, being the likely cause of the others.
+    pub(crate) fn report(&self, error: BackendError) {
+        tracing::error!(%error, "ork backend");
+        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        if errors.first.is_some() {
+            errors.further += 1;
+        } else {
+            errors.first = Some(error);
+        }
+    }
+
+    /// Runs the body of a callback; a panic becomes a stored error and the fallback value.
+    pub(crate) fn guard<R>(&self, callback: &'static str, fallback: R, body: impl FnOnce() -> R) -> R {
+        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
+            self.report(BackendError::Panic { callback, message: panic_message(payload.as_ref()) });
+            fallback
+        })
+    }
+}
+
+fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".to_owned())
+}
+
+fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Weight buffers: host memory in ggml's layout, and the packed weights beside it.
+//!
+//! Both kinds reserve the same address range, so that tensors have distinct `data` pointers:
+//! * *shared* keeps what ggml writes: the CPU backend reads it like any host buffer;
+//! * *resident* writes nothing for weights the accelerator took. Untouched zeroed pages cost no memory.
+//!
+//! Packed weights are keyed by their offset in the buffer and die with it; no key outlives the memory it names.
+
+use crate::abi;
+use crate::accelerator::{AccelError, AccelErrorKind, LoadedWeight};
+use crate::backend::OrkBackend;
+use crate::error::BackendError;
+use crate::host::ElementType;
+use crate::software::SoftwareWeight;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// Alignment of buffers and of the tensors in them: a cache line.
+pub(crate) const ALIGNMENT: usize = 64;
+
+/// Where weights of a buffer can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Residency {
+    /// Packed copy only.
+    Resident,
+    /// Packed copy, and ggml's bytes in host memory.
+    Shared,
+}
+
+/// A weight ready to multiply by, with what is needed to name it.
+#[derive(Debug)]
+pub(crate) struct Weight {
+    pub(crate) name: String,
+    pub(crate) type_name: String,
+    pub(crate) type_: i32,
+    pub(crate) k: usize,
+    pub(crate) n: usize,
+    pub(crate) held: Held,
+    /// The books to strike the weight from when it goes.
+    backend: &'static OrkBackend,
+}
+
+/// Who multiplies by a weight.
+#[derive(Debug)]
+pub(crate) enum Held {
+    Accelerator(Box<dyn LoadedWeight>),
+    Software(SoftwareWeight),
+}
+
+impl Weight {
+    /// A weight the accelerator took.
+    pub(crate) fn on_accelerator(
+        backend: &'static OrkBackend,
+        shape: &Shape,
+        loaded: Box<dyn LoadedWeight>,
+    ) -> Self {
+        backend.counters().loaded(loaded.device_bytes());
+        Self::new(backend, shape, Held::Accelerator(loaded))
+    }
+
+    fn new(backend: &'static OrkBackend, shape: &Shape, held: Held) -> Self {
+        let Shape { name, element, type_, k, n } = shape;
+        let (name, type_name) = (name.clone(), element.name.clone());
+        Self { name, type_name, type_: *type_, k: *k, n: *n, held, backend }
+    }
+}
+
+impl Drop for Weight {
+    fn drop(&mut self) {
+        if let Held::Accelerator(loaded) = &self.held {
+            self.backend.counters().released(loaded.device_bytes());
+        }
+    }
+}
+
+/// Name, type and size of a two-dimensional weight.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    pub(crate) name: String,
+    pub(crate) element: ElementType,
+    pub(crate) type_: i32,
+    pub(crate) k: usize,
+    pub(crate) n: usize,
+}
+
+impl Shape {
+    /// Reads a tensor as a weight; `None` if it is not a contiguous matrix of a type that can be dequantised.
+    pub(crate) fn of(backend: &OrkBackend, tensor: &abi::Tensor) -> Option<Self> {
+        let [k, n, ne2, ne3] = tensor.ne;
+        // SAFETY: `tensor` is a live tensor of the host.
+        let contiguous = unsafe { (backend.host().ggml_is_contiguous)(tensor) };
+        if ne2 != 1 || ne3 != 1 || k < 1 || n < 1 || !contiguous {
+            return None;
+        }
+        let element = backend.host().element_type(tensor.type_);
+        element.decode?;
+        let (k, n) = (usize::try_from(k).ok()?, usize::try_from(n).ok()?);
+        element.row_bytes(k)?;
+        Some(Self { name: name_of(tensor), element, type_: tensor.type_, k, n })
+    }
+
+    /// Hands the matrix at `bytes` to the accelerator.
+    ///
+    /// # Safety
+    /// `bytes` must point to the whole matrix in this shape's type and stay valid during the call.
+    pub(crate) unsafe fn load(
+        &self,
+        backend: &OrkBackend,
+        bytes: *const u8,
+    ) -> Result<Box<dyn LoadedWeight>, BackendError> {
+        let accelerator = backend.accelerator()?;
+        let row_bytes = self.element.row_bytes(self.k).unwrap_or(0);
+        let source = Bytes(bytes);
+        let rows = |row: usize, out: &mut [f32]| {
+            let source = &source;
+            assert!(row < self.n && out.len() == self.k, "row {row} of {} requested", self.n);
+            // SAFETY: the caller of `load` vouches for n rows of row_bytes each.
+            let at = unsafe { source.0.add(row * row_bytes) };
+            // SAFETY: as above; `out` has k elements.
+            unsafe { self.element.decode_row(at, out) };
+        };
+        accelerator
+            .load(&self.name, self.k, self.n, &rows)
+            .and_then(|loaded| match (loaded.k(), loaded.n()) {
+                (k, n) if (k, n) == (self.k, self.n) => Ok(loaded),
+                (k, n) => {
+                    let message = format!("the accelerator returned a weight of k = {k}, n = {n}");
+                    Err(AccelError::new(AccelErrorKind::Bug, message))
+                }
+            })
+            .map_err(|source| BackendError::Load {
+                name: self.name.clone(),
+                type_name: self.element.name.clone(),
+                k: self.k,
+                n: self.n,
+                source,
+            })
+    }
+}
+
+/// A pointer to bytes that several threads may read during one call.
+struct Bytes(*const u8);
+// SAFETY: only read through, while the owner of the bytes keeps them alive and unchanged (see `Shape::load`).
+unsafe impl Sync for Bytes {}
+
+/// State of one of our buffers; `abi::Buffer::context` points to it.
+#[derive(Debug)]
+pub(crate) struct OrkBuffer {
+    pub(crate) backend: &'static OrkBackend,
+    pub(crate) residency: Residency,
+    memory: HostMemory,
+    weights: RwLock<HashMap<usize, Arc<Weight>>>,
+    /// Bytes written so far of tensors that arrive in pieces, by offset.
+    partial: Mutex<HashMap<usize, usize>>,
+}
+
+impl OrkBuffer {
+    /// `None` if the host has no memory left.
+    pub(crate) fn new(backend: &'static OrkBackend, residency: Residency, size: usize) -> Option<Self> {
+        let memory = HostMemory::zeroed(size)?;
+        Some(Self { backend, residency, memory, weights: RwLock::default(), partial: Mutex::default() })
+    }
+
+    pub(crate) fn base(&self) -> *mut c_void {
+        self.memory.start.as_ptr().cast()
+    }
+
+    /// The weight at a tensor's address, if it was taken.
+    pub(crate) fn weight_at(&self, data: *const c_void) -> Option<Arc<Weight>> {
+        let offset = (data as usize).checked_sub(self.base() as usize)?;
+        self.weights.read().unwrap_or_else(PoisonError::into_inner).get(&offset).cloned()
+    }
+
+    /// Drops every weight whose bytes start in the range: its source is about to change.
+    fn forget(&self, offset: usize, len: usize) {
+        let mut weights = self.weights.write().unwrap_or_else(PoisonError::into_inner);
+        weights.retain(|at, _| *at < offset || *at >= offset + len);
+    }
+
+    /// The address of byte `offset` of `tensor`, and how many bytes of our memory follow it.
+    fn locate(&self, tensor: &abi::Tensor, offset: usize) -> (usize, usize) {
+        let at = (tensor.data as usize).wrapping_sub(self.base() as usize).wrapping_add(offset);
+        (at, self.memory.size.saturating_sub(at))
+    }
+
+    /// ggml's `set_tensor`.
+    ///
+    /// # Safety
+    /// `source` must hold `size` readable bytes, and `tensor` must live in this buffer.
+    pub(crate) unsafe fn write(
+        &self,
+        tensor: &abi::Tensor,
+        usage: i32,
+        source: *const u8,
+        offset: usize,
+        size: usize,
+    ) -> Result<(), BackendError> {
+        let (at, room) = self.locate(tensor, offset);
+        if size > room {
+            let what = format!("write of {size} bytes past the end of its buffer");
+            return Err(BackendError::Operand { name: name_of(tensor), what });
+        }
+        // SAFETY: `tensor` is a live tensor of the host.
+        let total = unsafe { (self.backend.host().ggml_nbytes)(tensor) };
+        let shape = (usage == abi::USAGE_WEIGHTS).then(|| Shape::of(self.backend, tensor)).flatten();
+        let Some(shape) = shape else {
+            self.forget(at, size.max(1));
+            // SAFETY: `at + size` is inside our memory, checked above; the host hands us `size` bytes.
+            unsafe { self.memory.write(at, source, size) };
+            return Ok(());
+        };
+        let start = at - offset;
+        self.forget(start, total.max(1));
+        if offset == 0 && size == total {
+            // SAFETY: `source` holds the whole matrix.
+            return unsafe { self.take(&shape, start, total, source) };
+        }
+        // In pieces: collect them in our memory, take the weight when the last one is there.
+        let written = {
+            let mut partial = self.partial.lock().unwrap_or_else(PoisonError::into_inner);
+            let written = partial.entry(start).or_default();
+            if offset == 0 {
+                *written = 0;
+            }
+            if offset != *written {
+                return Err(BackendError::WriteOutOfOrder { name: shape.name, offset, expected: *written });
+            }
+            *written += size;
+            *written
+        };
+        // SAFETY: inside our memory, checked above.
+        unsafe { self.memory.write(at, source, size) };
+        if written < total {
+            return Ok(());
+        }
+        self.partial.lock().unwrap_or_else(PoisonError::into_inner).remove(&start);
+        // SAFETY: the matrix is complete at `start`.
+        let staged = unsafe { self.memory.start.as_ptr().add(start) };
+        // SAFETY: as above; `take` copes with a source that already is our memory.
+        unsafe { self.take(&shape, start, total, staged) }
+    }
+
+    /// Packs a complete weight.
+    ///
+    /// # Safety
+    /// `source` must hold the `total` bytes of the matrix.
+    unsafe fn take(
+        &self,
+        shape: &Shape,
+        start: usize,
+        total: usize,
+        source: *const u8,
+    ) -> Result<(), BackendError> {
+        let backend = self.backend;
+        let wanted = backend.exclusion(&shape.name).is_none()
+            && backend.accelerator()?.limits(shape.k, shape.n).is_ok();
+        let taken = if wanted {
+            // SAFETY: passed on from the caller.
+            match unsafe { shape.load(backend, source) } {
+                Ok(loaded) => Some(loaded),
+                Err(BackendError::Load { source, name, .. })
+                    if self.residency == Residency::Shared && source.kind() == AccelErrorKind::NoRoom =>
+                {
+                    backend.counters().no_room();
+                    tracing::warn!(weight = %name, reason = %source, "no room on the accelerator, left to the CPU");
+                    None
+                }
+                Err(error) => return Err(error),
+            }
+        } else {
+            None
+        };
+        if self.residency == Residency::Shared || taken.is_none() {
+            // SAFETY: `start + total` is inside our memory: ggml allocates tensors inside their buffer, and `write`
+            // checked the last piece.
+            unsafe { self.memory.write(start, source, total) };
+        }
+        if let Some(loaded) = taken {
+            let weight = Arc::new(Weight::on_accelerator(backend, shape, loaded));
+            self.weights.write().unwrap_or_else(PoisonError::into_inner).insert(start, weight);
+        }
+        Ok(())
+    }
+
+    /// A weight of this buffer the accelerator did not take, as plain bytes; for resident buffers only, where the CPU
+    /// backend cannot help.
+    pub(crate) fn software_weight(&self, tensor: &abi::Tensor) -> Option<Weight> {
+        let shape = Shape::of(self.backend, tensor)?;
+        // SAFETY: `tensor` is a live tensor of the host.
+        let total = unsafe { (self.backend.host().ggml_nbytes)(tensor) };
+        let (start, room) = self.locate(tensor, 0);
+        if total > room {
+            return None;
+        }
+        // SAFETY: in range, checked above.
+        let bytes = unsafe { self.memory.start.as_ptr().add(start) };
+        // SAFETY: the matrix lies in our memory, which outlives the graph that names its tensor.
+        let software = unsafe { SoftwareWeight::new(bytes, shape.element.clone(), shape.k, shape.n) };
+        Some(Weight::new(self.backend, &shape, Held::Software(software)))
+    }
+
+    /// ggml's `get_tensor`. The bytes of a resident weight no longer exist: `out` is zeroed and the error says so.
+    ///
+    /// # Safety
+    /// `out` must have room for `size` bytes, and `tensor` must live in this buffer.
+    pub(crate) unsafe fn read(
+        &self,
+        tensor: &abi::Tensor,
+        out: *mut u8,
+        offset: usize,
+        size: usize,
+    ) -> Result<(), BackendError> {
+        let (at, room) = self.locate(tensor, offset);
+        let packed = self.residency == Residency::Resident && self.weight_at(tensor.data).is_some();
+        if packed || size > room {
+            // SAFETY: the host gives room for `size` bytes.
+            unsafe { std::ptr::write_bytes(out, 0, size) };
+            return Err(BackendError::Unreadable { name: name_of(tensor) });
+        }
+        // SAFETY: in range, checked above.
+        let from = unsafe { self.memory.start.as_ptr().add(at) };
+        // SAFETY: the host's buffer cannot overlap ours.
+        unsafe { std::ptr::copy_nonoverlapping(from, out, size) };
+        Ok(())
+    }
+
+    /// Sets bytes of a tensor, or of the whole buffer.
+    pub(crate) fn fill(&self, at: usize, size: usize, value: u8) {
+        let size = size.min(self.memory.size.saturating_sub(at));
+        self.forget(at, size.max(1));
+        // SAFETY: clamped to our memory.
+        let start = unsafe { self.memory.start.as_ptr().add(at.min(self.memory.size)) };
+        // SAFETY: as above.
+        unsafe { std::ptr::write_bytes(start, value, size) };
+    }
+
+    /// ggml's `memset_tensor`.
+    pub(crate) fn fill_tensor(&self, tensor: &abi::Tensor, offset: usize, size: usize, value: u8) {
+        let (at, _) = self.locate(tensor, offset);
+        self.fill(at, size, value);
+    }
+
+    /// ggml's `clear`.
+    pub(crate) fn clear(&self, value: u8) {
+        // Zeroing memory that was never written would only touch pages that already read as zero.
+        let untouched = value == 0
+            && self.residency == Residency::Resident
+            && self.weights.read().unwrap_or_else(PoisonError::into_inner).is_empty();
+        if !untouched {
+            self.fill(0, self.memory.size, value);
+        }
+    }
+}
+
+/// Zeroed memory whose pages appear when first written.
+#[derive(Debug)]
+struct HostMemory {
+    allocation: NonNull<u8>,
+    layout: Layout,
+    /// First aligned byte of the allocation.
+    start: NonNull<u8>,
+    size: usize,
+}
+
+impl HostMemory {
+    fn zeroed(size: usize) -> Option<Self> {
+        // Aligned by hand: asked for a large alignment, the allocator zeroes by writing, which touches every page.
+        let layout = Layout::from_size_align(size.checked_add(ALIGNMENT)?, 1).ok()?;
+        // SAFETY: the layout's size is not zero.
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let pad = allocation.as_ptr().align_offset(ALIGNMENT);
+        // SAFETY: pad < ALIGNMENT, and the allocation is that much longer than `size`.
+        let start = unsafe { allocation.add(pad) };
+        Some(Self { allocation, layout, start, size })
+    }
+
+    /// # Safety
+    /// `at + size` must be inside, and `source` must hold `size` bytes; it may be the destination itself.
+    unsafe fn write(&self, at: usize, source: *const u8, size: usize) {
+        // SAFETY: passed on.
+        let to = unsafe { self.start.as_ptr().add(at) };
+        // SAFETY: passed on; `copy` allows overlap.
+        unsafe { std::ptr::copy(source, to, size) };
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `zeroed`.
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) };
+    }
+}
+
+// SAFETY: plain memory. ggml orders writes (while loading) before reads (while computing); we add no access of our own
+// outside its calls.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for HostMemory {}
+
+/// The name ggml gave a tensor.
+pub(crate) fn name_of(tensor: &abi::Tensor) -> String {
+    let bytes: Vec<u8> = tensor.name.iter().map(|&c| c.cast_unsigned()).take_while(|&c| c != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}

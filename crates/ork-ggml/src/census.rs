@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What was asked, claimed, declined and executed, as numbers.
+//!
+//! *Planning* counts questions: ggml asks several times per node and graph, so these numbers say *why*, not how
+//! often work was done. *Executed* counts work. A weight that never executes is a placement regression.
+
+use crate::{Decline, DeclineReason};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+/// Questions ggml asked while planning graphs and placing weights.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Planning {
+    /// Views and leaves: always accepted, no work.
+    pub structural: u64,
+    /// Matmuls accepted.
+    pub claimed: u64,
+    /// Declined, by operation and reason.
+    pub declined: Vec<DeclineCount>,
+}
+
+/// One line of [`Planning::declined`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeclineCount {
+    /// ggml's name of the operation.
+    pub op: String,
+    /// Why.
+    pub reason: DeclineReason,
+    /// How often asked.
+    pub count: u64,
+    /// The first case: name of the weight and the facts.
+    pub example: String,
+}
+
+/// Work done.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Executed {
+    /// Subgraphs handed over that held at least one matmul.
+    pub graphs: u64,
+    /// Matmuls completed, on the accelerator or in software.
+    pub matmuls: u64,
+    /// Submissions: a group of matmuls sharing an activation counts once.
+    pub submissions: u64,
+    /// Rows of activations, summed over matmuls.
+    pub rows: u64,
+    /// Of `matmuls`: those computed by the plain software loop because the accelerator cannot hold the matrix
+    /// (adapters in a resident buffer).
+    pub software: u64,
+    /// Matmuls that failed.
+    pub failed: u64,
+    /// By weight, in name order.
+    pub weights: BTreeMap<String, WeightUse>,
+}
+
+/// Use of one weight.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightUse {
+    /// Elements per row.
+    pub k: u64,
+    /// Rows.
+    pub n: u64,
+    /// ggml type in the file.
+    pub type_name: String,
+    /// Matmuls.
+    pub matmuls: u64,
+    /// Rows of activations.
+    pub rows: u64,
+    /// Smallest and largest m seen.
+    pub m_min: u64,
+    /// Largest m seen.
+    pub m_max: u64,
+}
+
+/// Weights held.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holding {
+    /// Weights taken since the start.
+    pub loaded: u64,
+    /// Weights held now; zero after all models are freed.
+    pub live: u64,
+    /// Bytes held now on the accelerator.
+    pub live_device_bytes: u64,
+    /// Weights left to the CPU because the accelerator had no room.
+    pub no_room: u64,
+}
+
+/// Everything counted so far; a copy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClaimCensus {
+    /// Questions.
+    pub planning: Planning,
+    /// Work.
+    pub executed: Executed,
+    /// Weights.
+    pub holding: Holding,
+}
+
+impl ClaimCensus {
+    /// How often `reason` was given for `op` at planning.
+    pub fn declined(&self, op: &str, reason: DeclineReason) -> u64 {
+        self.planning.declined.iter().filter(|d| d.op == op && d.reason == reason).map(|d| d.count).sum()
+    }
+}
+
+impl fmt::Display for ClaimCensus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { planning, executed, holding } = self;
+        writeln!(
+            f,
+            "weights   {} held ({} MiB), {} loaded, {} left to the CPU for want of room",
+            holding.live,
+            holding.live_device_bytes >> 20,
+            holding.loaded,
+            holding.no_room
+        )?;
+        writeln!(
+            f,
+            "executed  {} matmuls in {} submissions, {} rows, {} weights; {} in software, {} failed",
+            executed.matmuls,
+            executed.submissions,
+            executed.rows,
+            executed.weights.len(),
+            executed.software,
+            executed.failed
+        )?;
+        writeln!(f, "planning  {} matmuls claimed (questions, not work)", planning.claimed)?;
+        for line in &planning.declined {
+            writeln!(
+                f,
+                "  declined {:>8} × {:<12} {:<16} first: {}",
+                line.count, line.op, line.reason, line.example
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// The counters behind [`ClaimCensus`].
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    structural: u64,
+    claimed: u64,
+    declined: BTreeMap<(DeclineReason, String), (u64, String)>,
+    executed: Executed,
+    holding: Holding,
+}
+
+/// One finished matmul, for the books.
+#[derive(Debug)]
+pub(crate) struct MatMulRecord<'a> {
+    pub(crate) weight: &'a str,
+    pub(crate) type_name: &'a str,
+    pub(crate) k: usize,
+    pub(crate) n: usize,
+    pub(crate) m: usize,
+    pub(crate) software: bool,
+}
+
+impl Counters {
+    fn with<R>(&self, update: impl FnOnce(&mut Inner) -> R) -> R {
+        update(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn structural(&self) {
+        self.with(|c| c.structural += 1);
+    }
+
+    pub(crate) fn claimed(&self) {
+        self.with(|c| c.claimed += 1);
+    }
+
+    pub(crate) fn declined(&self, op: &str, subject: &str, decline: &Decline) {
+        self.with(|c| {
+            let key = (decline.reason(), op.to_owned());
+            c.declined.entry(key).or_insert_with(|| (0, format!("{subject}: {decline}"))).0 += 1;
+        });
+    }
+
+    pub(crate) fn graph(&self) {
+        self.with(|c| c.executed.graphs += 1);
+    }
+
+    /// A submission of one or more matmuls was completed.
+    pub(crate) fn submission(&self, records: &[MatMulRecord<'_>]) {
+        self.with(|c| {
+            c.executed.submissions += 1;
+            for record in records {
+                let m = record.m as u64;
+                c.executed.matmuls += 1;
+                c.executed.rows += m;
+                c.executed.software += u64::from(record.software);
+                if !c.executed.weights.contains_key(record.weight) {
+                    let fresh = WeightUse {
+                        k: record.k as u64,
+                        n: record.n as u64,
+                        type_name: record.type_name.to_owned(),
+                        m_min: m,
+                        ..WeightUse::default()
+                    };
+                    c.executed.weights.insert(record.weight.to_owned(), fresh);
+                }
+                if let Some(weight) = c.executed.weights.get_mut(record.weight) {
+                    weight.matmuls += 1;
+                    weight.rows += m;
+                    weight.m_min = weight.m_min.min(m);
+                    weight.m_max = weight.m_max.max(m);
+                }
+            }
+        });
+    }
+
+    pub(crate) fn failed(&self, matmuls: usize) {
+        self.with(|c| c.executed.failed += matmuls as u64);
+    }
+
+    pub(crate) fn loaded(&self, device_bytes: u64) {
+        self.with(|c| {
+            c.holding.loaded += 1;
+            c.holding.live += 1;
+            c.holding.live_device_bytes += device_bytes;
+        });
+    }
+
+    pub(crate) fn released(&self, device_bytes: u64) {
+        self.with(|c| {
+            c.holding.live = c.holding.live.saturating_sub(1);
+            c.holding.live_device_bytes = c.holding.live_device_bytes.saturating_sub(device_bytes);
+        });
+    }
+
+    pub(crate) fn no_room(&self) {
+        self.with(|c| c.holding.no_room += 1);
+    }
+
+    /// Starts planning and execution counts anew; holdings stay, they describe what exists.
+    pub(crate) fn reset(&self) {
+        self.with(|c| {
+            *c = Inner { holding: Holding { loaded: 0, no_room: 0, ..c.holding }, ..Inner::default() };
+        });
+    }
+
+    pub(crate) fn snapshot(&self) -> ClaimCensus {
+        self.with(|c| ClaimCensus {
+            planning: Planning {
+                structural: c.structural,
+                claimed: c.claimed,
+                declined: c
+                    .declined
+                    .iter()
+                    .map(|((reason, op), (count, example))| DeclineCount {
+                        op: op.clone(),
+                        reason: *reason,
+                        count: *count,
+                        example: example.clone(),
+                    })
+                    .collect(),
+            },
+            executed: c.executed.clone(),
+            holding: c.holding,
+        })
+    }
+}

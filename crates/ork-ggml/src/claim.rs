@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Claim or decline: the answer to ggml's `supports_op`.
+//!
+//! ggml asks three ways, and the answers must agree:
+//! 1. while placing weights, with a probe: no data, no activation buffer, a zero-sized dummy of our buffer type, 512
+//!    rows. The answer decides where the weight will live;
+//! 2. while planning each graph, with the real weight and the real number of rows;
+//! 3. for leaves in our buffers, which must have an owner.
+//!
+//! A weight in a resident buffer can be read by nobody else, so (2) must accept it whatever its shape and rows.
+
+use crate::abi;
+use crate::backend::OrkBackend;
+use crate::buffer::{OrkBuffer, Residency, name_of};
+use crate::decline::Decline;
+use crate::device::buffer_type_name;
+use crate::options::{ForeignWeights, Route};
+
+/// What an accepted question was about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Accepted {
+    /// A leaf or a view: nothing to compute.
+    Structural,
+    /// A matmul.
+    MatMul,
+}
+
+/// Where the left operand of a matmul lives.
+#[derive(Debug, Clone, Copy)]
+enum Home {
+    /// A probe: the weight would go into a buffer of ours.
+    Probe,
+    /// A buffer of ours.
+    Ours(&'static OrkBuffer),
+    /// Readable host memory of someone else, and we were told to use it.
+    Foreign,
+}
+
+/// Answers `supports_op` and keeps the books.
+pub(crate) fn supports(backend: &OrkBackend, op: &abi::Tensor) -> bool {
+    match decide(backend, op) {
+        Ok(Accepted::Structural) => {
+            backend.counters().structural();
+            true
+        }
+        Ok(Accepted::MatMul) => {
+            backend.counters().claimed();
+            true
+        }
+        Err(decline) => {
+            // SAFETY: operands of a live tensor are live or null.
+            let weight = unsafe { op.src[0].as_ref() };
+            let subject = weight.map_or_else(|| name_of(op), name_of);
+            tracing::trace!(%subject, %decline, "declined");
+            backend.counters().declined(&backend.host().op_name(op.op), &subject, &decline);
+            false
+        }
+    }
+}
+
+/// The decision itself: reads types, shapes, strides and buffer types, never data.
+pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted, Decline> {
+    let codes = backend.ops();
+    if op.op == codes.none || codes.views.contains(&op.op) {
+        return Ok(Accepted::Structural);
+    }
+    let host = backend.host();
+    if op.op != codes.mul_mat {
+        return Err(Decline::Operation { op: host.op_name(op.op) });
+    }
+    // SAFETY: operands of a live tensor are live or null.
+    let (weight, activation) = unsafe { (op.src[0].as_ref(), op.src[1].as_ref()) };
+    let (Some(weight), Some(activation)) = (weight, activation) else {
+        return Err(Decline::Malformed);
+    };
+    match op.op_params[abi::OP_PARAM_HINT] {
+        0 => {}
+        hint => return Err(Decline::Hint { hint }),
+    }
+    if weight.op != codes.none {
+        return Err(Decline::ComputedOperand);
+    }
+    let home = home(backend, weight)?;
+    let matrices = weight.ne[2] * weight.ne[3];
+    if matrices != 1 {
+        return Err(Decline::StackedWeight { matrices: matrices.unsigned_abs() });
+    }
+    // SAFETY: live tensor.
+    if !unsafe { (host.ggml_is_contiguous)(weight) } {
+        return Err(Decline::WeightLayout);
+    }
+    let element = host.element_type(weight.type_);
+    if element.decode.is_none() {
+        return Err(Decline::WeightType { type_name: element.name });
+    }
+    if activation.type_ != abi::TYPE_F32 {
+        return Err(Decline::ActivationType { type_name: host.element_type(activation.type_).name });
+    }
+    // SAFETY: live tensor.
+    if op.type_ != abi::TYPE_F32 || !unsafe { (host.ggml_is_contiguous)(op) } {
+        return Err(Decline::ResultLayout);
+    }
+    let m: i64 = activation.ne[1..].iter().product();
+    let m = u64::try_from(m).unwrap_or(0);
+    match home {
+        Home::Ours(buffer) if buffer.residency == Residency::Resident => Ok(Accepted::MatMul),
+        Home::Ours(buffer) => {
+            if buffer.weight_at(weight.data).is_none() {
+                return Err(Decline::NotLoaded);
+            }
+            rows_worth_it(backend.route(), m)
+        }
+        Home::Probe => {
+            within_limits(backend, weight)?;
+            Ok(Accepted::MatMul)
+        }
+        Home::Foreign => {
+            within_limits(backend, weight)?;
+            rows_worth_it(backend.route(), m)
+        }
+    }
+}
+
+/// The route's opinion on a matmul that the CPU could run as well.
+fn rows_worth_it(route: Route, m: u64) -> Result<Accepted, Decline> {
+    match route {
+        Route::Npu => Ok(Accepted::MatMul),
+        Route::Auto { min_rows } if m >= u64::from(min_rows) => Ok(Accepted::MatMul),
+        Route::Auto { min_rows } => Err(Decline::BelowMinRows { m, min_rows }),
+        Route::Cpu => Err(Decline::RouteIsCpu),
+    }
+}
+
+/// Exclusions of the options and limits of the accelerator, for a weight that is not taken yet.
+fn within_limits(backend: &OrkBackend, weight: &abi::Tensor) -> Result<(), Decline> {
+    let name = name_of(weight);
+    if let Some(pattern) = backend.exclusion(&name) {
+        return Err(Decline::Excluded { pattern: pattern.to_owned(), name });
+    }
+    let size = |ne: i64| usize::try_from(ne).map_err(|_| Decline::Malformed);
+    let accelerator = backend.accelerator().map_err(|_| Decline::RouteIsCpu)?;
+    accelerator.limits(size(weight.ne[0])?, size(weight.ne[1])?)
+}
+
+fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
+    let Some(buffer) = buffer_of(weight) else {
+        return Err(Decline::ForeignBuffer { buffer_type: "none".to_owned() });
+    };
+    if backend.tables().residency_of(buffer.buft).is_some() {
+        return match OrkBuffer::of(buffer) {
+            Some(ours) => Ok(Home::Ours(ours)),
+            // Zero-sized buffers are made by ggml itself and have no state of ours.
+            None => Ok(Home::Probe),
+        };
+    }
+    if backend.host().is_host(buffer.buft) && backend.foreign_weights() == ForeignWeights::PackPerCall {
+        return Ok(Home::Foreign);
+    }
+    Err(Decline::ForeignBuffer { buffer_type: buffer_type_name(buffer.buft) })
+}
+
+/// The buffer a tensor's bytes are in; a view has its source's.
+pub(crate) fn buffer_of(tensor: &abi::Tensor) -> Option<&abi::Buffer> {
+    // SAFETY: `view_src` and `buffer` of a live tensor are live or null.
+    let view = unsafe { tensor.view_src.as_ref() };
+    let buffer = view.map_or(tensor.buffer, |source| source.buffer);
+    // SAFETY: as above.
+    unsafe { buffer.as_ref() }
+}

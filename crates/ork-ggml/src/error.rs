@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Failures of the backend. ggml's callbacks carry at most a status, so the facts wait in the backend until
+//! [`crate::OrkBackend::take_error`] fetches them.
+
+use crate::AccelError;
+
+/// What went wrong inside a callback.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// A weight could not be taken while the model loaded.
+    #[error("cannot load weight {name} ({type_name}, k = {k}, n = {n}) onto the accelerator")]
+    Load {
+        /// Name of the weight.
+        name: String,
+        /// ggml type in the file.
+        type_name: String,
+        /// Elements per row.
+        k: usize,
+        /// Rows.
+        n: usize,
+        /// The accelerator's reason.
+        source: AccelError,
+    },
+    /// A multiplication failed; its result was discarded.
+    #[error("matmul with {name} failed (m = {m}, k = {k}, n = {n})")]
+    MatMul {
+        /// Name of the weight, or of the group's weights joined by `+`.
+        name: String,
+        /// Rows of the activation.
+        m: usize,
+        /// Elements per row.
+        k: usize,
+        /// Rows of the weight, summed over a group.
+        n: usize,
+        /// The accelerator's reason.
+        source: AccelError,
+    },
+    /// The host asked for the bytes of a weight that exists only in packed form.
+    #[error("the host wants to read {name}, which exists only on the accelerator")]
+    Unreadable {
+        /// Name of the tensor.
+        name: String,
+    },
+    /// A tensor was written in pieces that are not in order.
+    #[error("{name} was written at offset {offset}, expected {expected}")]
+    WriteOutOfOrder {
+        /// Name of the tensor.
+        name: String,
+        /// Where the host wrote.
+        offset: usize,
+        /// Where the next piece should have started.
+        expected: usize,
+    },
+    /// A graph holds an operation this backend did not claim.
+    #[error("the graph holds {op} ({name}), which this backend cannot run")]
+    UnexpectedOperation {
+        /// ggml's name of the operation.
+        op: String,
+        /// Name of the node.
+        name: String,
+    },
+    /// A graph multiplies by a weight this backend does not hold, or reads an operand it cannot see.
+    #[error("cannot run {name}: {what}")]
+    Operand {
+        /// Name of the node.
+        name: String,
+        /// Which operand, and why.
+        what: String,
+    },
+    /// The accelerator was retired (its engine is gone) while a model still used it.
+    #[error("the accelerator is closed")]
+    Retired,
+    /// A callback panicked; the panic was contained.
+    #[error("internal error in {callback}: {message}")]
+    Panic {
+        /// Name of the callback.
+        callback: &'static str,
+        /// The panic's message.
+        message: String,
+    },
+}
+
+impl BackendError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Load { source, .. } | Self::MatMul { source, .. } => source.hint().map(str::to_owned),
+            Self::Unreadable { .. } => {
+                Some("use the route auto, which keeps a copy of the weights the CPU can read".to_owned())
+            }
+            Self::Retired => Some("free models before the engine".to_owned()),
+            Self::WriteOutOfOrder { .. } | Self::UnexpectedOperation { .. } | Self::Operand { .. } => Some(
+                "the host does something this backend does not know; please report it with the model's name"
+                    .to_owned(),
+            ),
+            Self::Panic { .. } => Some("this is a defect of ork; please report it".to_owned()),
+        }
+    }
+}
+
+/// Why a backend could not be created.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum InitError {
+    /// The host's ggml lacks an operation this backend relies on.
+    #[error("this ggml has no operation named {name}")]
+    NoSuchOperation {
+        /// ggml's name of the operation.
+        name: &'static str,
+    },
+}

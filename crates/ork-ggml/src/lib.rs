@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The ggml backend: llama.cpp's graphs on an [`Accelerator`].
+//!
+//! # How work gets here
+//! 1. [`OrkBackend::new`] builds the tables ggml calls; someone registers them (`ork-engine`, or a plug-in).
+//! 2. While a model loads, ggml asks whether the accelerator can multiply by each weight (`claim`); if so the weight
+//!    is written into a buffer type of ours, and packed there (`buffer`).
+//! 3. For each graph ggml asks again, per matmul, and hands over the claimed ones (`graph`).
+//!
+//! The device is of kind ACCEL with its *own* buffer type, which precedes the CPU's repacking types in ggml's list;
+//! with the plain CPU type it would lose every quantised weight that the CPU can repack. Activations, however, must
+//! stay in CPU buffers, and ggml puts them where the stream's device says: so streams name an unregistered *twin*
+//! device, equal but for its buffer type.
+//!
+//! # What is guaranteed
+//! Nothing is computed silently in another way: a declined matmul is counted with its reason, a failed one fails the
+//! graph and leaves an error for [`OrkBackend::take_error`]. No panic crosses into ggml.
+
+pub mod abi;
+mod accelerator;
+mod backend;
+mod buffer;
+mod census;
+mod claim;
+mod decline;
+mod device;
+mod error;
+mod graph;
+mod host;
+mod npu;
+mod options;
+mod software;
+
+pub use accelerator::{AccelError, AccelErrorKind, AccelMemory, Accelerator, LoadedWeight, WeightRows};
+pub use backend::OrkBackend;
+pub use census::{ClaimCensus, DeclineCount, Executed, Holding, Planning, WeightUse};
+pub use decline::{Decline, DeclineReason};
+pub use error::{BackendError, InitError};
+pub use host::Host;
+pub use npu::NpuAccelerator;
+pub use options::{BackendOptions, ForeignWeights, Route};
