@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! An accelerator of plain f32 loops, with switches to make it fail.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use ork_ggml::{AccelError, AccelErrorKind, AccelMemory, Accelerator, Decline, LoadedWeight, WeightRows};
+use rayon::prelude::*;
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Fault {
+    #[default]
+    None,
+    /// `load` has no room for weights of this many rows.
+    NoRoomForRows(usize),
+    /// `load` fails with a device error for weights of this many rows.
+    LoadFailsForRows(usize),
+    /// Every matmul after the first `n` fails.
+    MatMulFailsAfter(u64),
+    /// Every matmul panics.
+    MatMulPanics,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) live: AtomicUsize,
+    pub(crate) matmuls: AtomicU64,
+    pub(crate) groups: AtomicU64,
+    pub(crate) threads: AtomicU64,
+    /// The next matmul fails, once.
+    pub(crate) fail_next: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct NaiveAccelerator {
+    pub(crate) fault: Fault,
+    /// Largest n accepted; 0 = any.
+    pub(crate) n_max: usize,
+    pub(crate) counts: Arc<Counts>,
+}
+
+#[derive(Debug)]
+struct NaiveWeight {
+    k: usize,
+    n: usize,
+    rows: Vec<f32>,
+    fault: Fault,
+    counts: Arc<Counts>,
+}
+
+impl Accelerator for NaiveAccelerator {
+    fn describe(&self) -> String {
+        "plain f32 loops".to_owned()
+    }
+
+    fn memory(&self) -> Option<AccelMemory> {
+        Some(AccelMemory { free_bytes: 3 << 30, total_bytes: 4 << 30 })
+    }
+
+    fn limits(&self, k: usize, n: usize) -> Result<(), Decline> {
+        if self.n_max != 0 && n > self.n_max {
+            let detail = format!("n = {n} for k = {k}, at most {}", self.n_max);
+            return Err(Decline::Limit { law: "n_max".to_owned(), detail });
+        }
+        Ok(())
+    }
+
+    fn load(
+        &self,
+        _name: &str,
+        k: usize,
+        n: usize,
+        rows: &WeightRows<'_>,
+    ) -> Result<Box<dyn LoadedWeight>, AccelError> {
+        match self.fault {
+            Fault::NoRoomForRows(bad) if bad == n => {
+                return Err(AccelError::new(AccelErrorKind::NoRoom, "full").with_hint("free something"));
+            }
+            Fault::LoadFailsForRows(bad) if bad == n => {
+                let cause = std::io::Error::other("EIO");
+                return Err(AccelError::caused_by(AccelErrorKind::Device, "upload failed", cause));
+            }
+            _ => {}
+        }
+        let mut matrix = vec![0.0; k * n];
+        matrix.par_chunks_mut(k).enumerate().for_each(|(row, out)| rows(row, out));
+        self.counts.live.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(NaiveWeight { k, n, rows: matrix, fault: self.fault, counts: Arc::clone(&self.counts) }))
+    }
+
+    fn matmul_group(
+        &self,
+        weights: &[&dyn LoadedWeight],
+        m: usize,
+        x: &[f32],
+        outs: &mut [&mut [f32]],
+    ) -> Result<(), AccelError> {
+        self.counts.groups.fetch_add(1, Ordering::SeqCst);
+        for (weight, out) in weights.iter().zip(outs) {
+            let any: &dyn Any = *weight;
+            any.downcast_ref::<NaiveWeight>().expect("a weight of this accelerator").matmul(m, x, out)?;
+        }
+        Ok(())
+    }
+
+    fn set_threads(&self, threads: u32) {
+        self.counts.threads.store(u64::from(threads), Ordering::SeqCst);
+    }
+}
+
+impl LoadedWeight for NaiveWeight {
+    fn k(&self) -> usize {
+        self.k
+    }
+
+    fn n(&self) -> usize {
+        self.n
+    }
+
+    fn device_bytes(&self) -> u64 {
+        (self.rows.len() * size_of::<f32>()) as u64
+    }
+
+    fn matmul(&self, m: usize, x: &[f32], out: &mut [f32]) -> Result<(), AccelError> {
+        let done = self.counts.matmuls.fetch_add(1, Ordering::SeqCst);
+        if self.counts.fail_next.swap(false, Ordering::SeqCst) {
+            return Err(AccelError::new(AccelErrorKind::Device, "told to fail"));
+        }
+        match self.fault {
+            Fault::MatMulFailsAfter(limit) if done >= limit => {
+                let error = AccelError::new(AccelErrorKind::Device, "the core timed out");
+                return Err(error.with_hint("reset the board"));
+            }
+            Fault::MatMulPanics => panic!("a bug in the accelerator"),
+            _ => {}
+        }
+        assert_eq!((x.len(), out.len()), (m * self.k, m * self.n));
+        // A block of weight rows stays in the cache while all of x passes by; each task owns a block of columns.
+        const BLOCK: usize = 16;
+        let columns: Vec<Vec<f32>> = self
+            .rows
+            .par_chunks(BLOCK * self.k)
+            .map(|rows| {
+                let width = rows.len() / self.k;
+                let mut block = vec![0.0; m * width];
+                for (x, out) in x.chunks_exact(self.k).zip(block.chunks_exact_mut(width)) {
+                    for (row, out) in rows.chunks_exact(self.k).zip(out) {
+                        *out = dot(x, row);
+                    }
+                }
+                block
+            })
+            .collect();
+        for (index, block) in columns.iter().enumerate() {
+            let width = block.len() / m;
+            for (block, out) in block.chunks_exact(width).zip(out.chunks_exact_mut(self.n)) {
+                out[index * BLOCK..index * BLOCK + width].copy_from_slice(block);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for NaiveWeight {
+    fn drop(&mut self) {
+        self.counts.live.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Sixteen partial sums, so that the compiler can use vector registers.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let mut sums = [0.0f32; LANES];
+    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let tail: f32 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    sums.iter().sum::<f32>() + tail
+}
