@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use figment::providers::{Format, Serialized, Toml};
-use figment::value::{Dict, Map, Value};
+use figment::value::{Dict, Map, Num, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 
 use crate::{Config, ConfigError, OPTIONS, OptionDef, option};
@@ -207,10 +207,12 @@ fn parse(text: &str) -> Value {
 fn text(value: &Value) -> String {
     match value {
         Value::String(_, text) => format!("{text:?}"),
-        Value::Num(_, num) => num.to_i128().map_or_else(
-            || num.to_f64().map_or_else(String::new, |float| float.to_string()),
-            |integer| integer.to_string(),
-        ),
+        Value::Num(_, Num::F32(float)) => float.to_string(),
+        Value::Num(_, num) => match (num.to_i128(), num.to_u128(), num.to_f64()) {
+            (Some(integer), ..) => integer.to_string(),
+            (_, Some(integer), _) => integer.to_string(),
+            (.., float) => float.map_or_else(String::new, |float| float.to_string()),
+        },
         Value::Bool(_, flag) => flag.to_string(),
         Value::Array(_, items) => format!("[{}]", items.iter().map(self::text).collect::<Vec<_>>().join(", ")),
         Value::Empty(..) => "(unset)".into(),
@@ -289,7 +291,9 @@ mod tests {
         let line = |key: &str| shown.lines().find(|line| line.starts_with(key)).unwrap().to_owned();
         assert!(line("generate.max_tokens").ends_with("# --set generate.max_tokens=3"), "{shown}");
         assert!(line("device.cores").ends_with("ork.toml"), "{shown}");
-        assert!(line("device.timeout_ms").ends_with("# default"), "{shown}");
+        assert_eq!(line("device.timeout_ms").split_whitespace().collect::<Vec<_>>()[1..], ["=", "6000", "#", "default"]);
+        assert!(line("generate.sampling.top_p").contains("= 0.95 "), "{shown}");
+        assert!(line("device.emulated.driver_version").contains("[0, 9, 8]"), "{shown}");
     }
 
     #[test]

@@ -164,7 +164,7 @@ impl Device {
         let info = ask(&npu).map_err(|reason| OpenError::NoDevice {
             found: vec![Found { node: ork_drm::Node::at("emulated"), driver: None, verdict: Err(reason) }],
         })?;
-        let description = format!("emulated {info}");
+        let description = format!("simulated NPU, {info}");
         Ok(Self::assemble(options, npu, info, Some(board.clone()), description))
     }
 

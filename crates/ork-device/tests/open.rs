@@ -43,7 +43,7 @@ fn as_ordinary_user<R: Send>(f: impl FnOnce() -> R + Send) -> R {
 #[test]
 fn the_simulated_board_is_opened_when_asked_for() {
     let device = Device::open(&support::options()).unwrap();
-    assert_eq!(device.describe(), "emulated RK3588, rknpu 0.9.8, IOMMU on, 0 KiB SRAM (as configured)");
+    assert_eq!(device.describe(), "simulated NPU, RK3588, rknpu 0.9.8, IOMMU on, 0 KiB SRAM (as configured)");
     assert_eq!((device.cores(), device.info().driver_version), (3, 908));
     assert!(device.board().is_some());
 }

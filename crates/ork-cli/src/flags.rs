@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The settings as command-line flags, made from the option list.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use ork_config::{Config, Layers, OPTIONS, Override};
+
+use crate::failure::Failure;
+
+const CONFIG: &str = "config";
+const SET: &str = "set";
+
+/// What the command line says about settings.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    file: Option<PathBuf>,
+    sets: Vec<String>,
+    named: Vec<Override>,
+}
+
+impl Settings {
+    /// All layers.
+    pub(crate) fn layers(&self) -> Result<Layers, Failure> {
+        let mut overrides = self.named.clone();
+        for text in &self.sets {
+            overrides.push(Override::from_set(text)?);
+        }
+        Ok(Layers::read(self.file.as_deref(), &overrides)?)
+    }
+
+    /// The settings.
+    pub(crate) fn config(&self) -> Result<Config, Failure> {
+        Ok(self.layers()?.config()?)
+    }
+}
+
+impl Args for Settings {
+    fn augment_args(command: Command) -> Command {
+        let mut command = command.next_help_heading("Settings");
+        for option in OPTIONS {
+            let Some(flag) = option.flag else { continue };
+            let mut arg = Arg::new(option.key)
+                .long(flag)
+                .help(option.help)
+                .value_name(option.value)
+                .allow_negative_numbers(true);
+            if option.value.contains('|') {
+                arg = arg.value_parser(PossibleValuesParser::new(option.value.split('|')));
+            }
+            if let Some(short) = option.short {
+                arg = arg.short(short);
+            }
+            command = command.arg(arg);
+        }
+        command
+            .arg(
+                Arg::new(SET)
+                    .long(SET)
+                    .value_name("KEY=VALUE")
+                    .action(ArgAction::Append)
+                    .help("Set any setting by its key; `ork config` lists them"),
+            )
+            .arg(
+                Arg::new(CONFIG)
+                    .long(CONFIG)
+                    .value_name("FILE")
+                    .value_parser(clap::value_parser!(PathBuf))
+                    .help("Read settings from this file"),
+            )
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Settings {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut settings = Self::default();
+        settings.update_from_arg_matches(matches)?;
+        Ok(settings)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.file = matches.get_one::<PathBuf>(CONFIG).cloned();
+        self.sets = matches.get_many::<String>(SET).unwrap_or_default().cloned().collect();
+        self.named = OPTIONS
+            .iter()
+            .filter_map(|option| {
+                let flag = option.flag?;
+                let value = matches.get_one::<String>(option.key)?;
+                Some(Override { key: option.key.into(), value: value.clone(), origin: format!("--{flag}") })
+            })
+            .collect();
+        Ok(())
+    }
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `ork`: language models on the NPU of the RK3588, real or simulated.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
+
+mod bench;
+mod compare;
+mod devices;
+mod failure;
+mod flags;
+mod progress;
+mod run;
+mod session;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+use failure::Failure;
+use flags::Settings;
+
+#[derive(Parser)]
+#[command(name = "ork", version, about = "Language models on the NPU of the RK3588, real or simulated", long_about = None)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Continue a prompt; the text goes to stdout, everything else to stderr
+    Run(run::RunArgs),
+    /// Compare the NPU's next-token distributions with the CPU's over a text
+    Compare(compare::CompareArgs),
+    /// Time prefill and decode on the NPU and on the CPU in one run
+    Bench(bench::BenchArgs),
+    /// List device nodes, and why each can or cannot be used
+    Devices(Settings),
+    /// Show every setting with its value and origin
+    Config(Settings),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Devices(settings) => devices::run(&settings),
+        Command::Config(settings) => {
+            settings.layers().and_then(|layers| {
+                layers.config().map_err(Failure::from)?;
+                failure::print(&layers.show())
+            })
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
