@@ -33,7 +33,9 @@ pub(crate) struct BenchArgs {
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let mut config = args.settings.config()?;
     if config.offload.route == RouteKind::Cpu {
-        return Err(Failure::usage("bench compares the NPU with the CPU: --route cpu leaves nothing to compare"));
+        return Err(Failure::usage(
+            "bench compares the NPU with the CPU: --route cpu leaves nothing to compare",
+        ));
     }
     config.offload.route = RouteKind::Npu;
     ork_engine::inspect(&args.model)?;
@@ -63,14 +65,27 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         }
     }
     let device = npu.driver.device();
-    let provenance = if device.board().is_some() { "simulated: host time of the NPU model" } else { "measured" };
-    let mut text = format!("{}\nhost wall time, tok/s: median (smallest to largest) of {}\n", device.describe(), args.rounds);
-    let [cpu_prefill, npu_prefill] = arms.each_ref().map(|arm| rates(&arm.2, BenchReport::prefill_per_second));
+    let provenance =
+        if device.board().is_some() { "simulated: host time of the NPU model" } else { "measured" };
+    let mut text = format!(
+        "{}\nhost wall time, tok/s: median (smallest to largest) of {}\n",
+        device.describe(),
+        args.rounds
+    );
+    let [cpu_prefill, npu_prefill] =
+        arms.each_ref().map(|arm| rates(&arm.2, BenchReport::prefill_per_second));
     let [cpu_decode, npu_decode] = arms.each_ref().map(|arm| rates(&arm.2, BenchReport::decode_per_second));
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "{:<10} {:>28} {:>28}", "", format!("prefill {}", args.prefill), format!("decode {}", args.decode));
+    let _ = writeln!(
+        text,
+        "{:<10} {:>28} {:>28}",
+        "",
+        format!("prefill {}", args.prefill),
+        format!("decode {}", args.decode)
+    );
     let _ = writeln!(text, "{:<10} {:>28} {:>28}  measured", "CPU", show(&cpu_prefill), show(&cpu_decode));
-    let _ = writeln!(text, "{:<10} {:>28} {:>28}  {provenance}", "NPU", show(&npu_prefill), show(&npu_decode));
+    let _ =
+        writeln!(text, "{:<10} {:>28} {:>28}  {provenance}", "NPU", show(&npu_prefill), show(&npu_decode));
     let _ = writeln!(
         text,
         "{:<10} {:>28} {:>28}",

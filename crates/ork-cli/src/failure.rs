@@ -98,7 +98,7 @@ impl From<InitError> for Failure {
 
 impl From<BackendError> for Failure {
     fn from(error: BackendError) -> Self {
-        let hint = error.hint().map(Into::into);
+        let hint = error.hint();
         Self::from_error(DEVICE, &error, hint)
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `ork`: language models on the NPU of the RK3588, real or simulated.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
+#![expect(clippy::print_stderr, reason = "a command-line program")]
 
 mod bench;
 mod compare;
@@ -44,12 +44,10 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Devices(settings) => devices::run(&settings),
-        Command::Config(settings) => {
-            settings.layers().and_then(|layers| {
-                layers.config().map_err(Failure::from)?;
-                failure::print(&layers.show())
-            })
-        }
+        Command::Config(settings) => settings.layers().and_then(|layers| {
+            layers.config().map_err(Failure::from)?;
+            failure::print(&layers.show())
+        }),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

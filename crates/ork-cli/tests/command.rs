@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The `ork` binary: bad input, output streams, settings; on a tiny random model that the test writes.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
 use std::io::Read;
@@ -72,7 +73,8 @@ fn wrong_files_are_one_clear_line_each() {
     ] {
         assert_fails(&run(&["run", "-m", &path, "-p", "hi"]), 1, &words);
     }
-    let names: Vec<_> = fs::read_dir(folder.0.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let names: Vec<_> =
+        fs::read_dir(folder.0.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), 5, "nothing else was written: {names:?}");
 }
 
@@ -85,7 +87,11 @@ fn wrong_requests_are_one_clear_line_each() {
     assert_fails(&with(&["-p", ""]), 2, &["prompt is empty"]);
     assert_fails(&with(&["-p", "hi", "--temperature", "-1"]), 2, &["temperature"]);
     assert_fails(&with(&["-p", "hi", "--cores", "4"]), 2, &["cores"]);
-    assert_fails(&with(&["-p", "hi", "--set", "device.core=1"]), 2, &["device.core", "did you mean device.cores"]);
+    assert_fails(
+        &with(&["-p", "hi", "--set", "device.core=1"]),
+        2,
+        &["device.core", "did you mean device.cores"],
+    );
     assert_fails(&with(&["-p", "hi", "--device", "cpu", "--route", "npu"]), 2, &["contradict"]);
     let long = "word ".repeat(200);
     assert_fails(&with(&["-p", &long, "-c", "64"]), 1, &["prompt has", "context holds 64", "hint"]);
@@ -103,7 +109,17 @@ fn text_goes_to_stdout_and_all_else_to_stderr() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.ends_with('\n') && !text.contains("device:") && !text.contains("tok/s"), "{text}");
     assert_eq!(said.matches("device: ").count(), 1);
-    for word in ["simulated", "prefill", "decode", "programs", "submits", "tiles", "declined", "flushed", "blk.0.ffn_up.weight"] {
+    for word in [
+        "simulated",
+        "prefill",
+        "decode",
+        "programs",
+        "submits",
+        "tiles",
+        "declined",
+        "flushed",
+        "blk.0.ffn_up.weight",
+    ] {
         assert!(said.contains(word), "{word} is missing in {said}");
     }
     assert!(!said.contains('\r') && !said.contains('\u{1b}'), "no progress bar in a pipe: {said}");
@@ -115,7 +131,8 @@ fn the_seed_decides_the_text_and_the_cores_do_not() {
     let folder = Folder::new();
     let model = folder.model();
     let text = |more: &[&str]| {
-        let base = ["run", "-m", &model, "-p", "Once", "-n", "12", "--route", "npu", "--raw", "--temperature", "1"];
+        let base =
+            ["run", "-m", &model, "-p", "Once", "-n", "12", "--route", "npu", "--raw", "--temperature", "1"];
         let output = run(&[&base, more].concat());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         output.stdout
@@ -151,7 +168,10 @@ fn devices_says_why_a_node_cannot_be_used() {
     let root = |name: &Path| format!("device.dev_root={}", name.display());
     let output = run(&["devices", "--set", &root(folder.0.path())]);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && text.contains("no device node") && text.contains("simulated"), "{text}");
+    assert!(
+        output.status.success() && text.contains("no device node") && text.contains("simulated"),
+        "{text}"
+    );
 
     // A plain file is no device; `--device rknpu` must not fall back to the simulator.
     fs::write(folder.path("dri/card0"), "").unwrap();
@@ -160,7 +180,8 @@ fn devices_says_why_a_node_cannot_be_used() {
     assert_eq!(output.status.code(), Some(4));
     assert!(text.contains("card0") && text.contains("hint"), "{text}");
     let model = folder.model();
-    let output = run(&["run", "-m", &model, "-p", "hi", "--device", "rknpu", "--set", &root(folder.0.path())]);
+    let output =
+        run(&["run", "-m", &model, "-p", "hi", "--device", "rknpu", "--set", &root(folder.0.path())]);
     assert_fails(&output, 4, &["no usable rknpu device", "card0"]);
 }
 
@@ -170,6 +191,9 @@ fn config_shows_values_with_their_origin() {
     let text = String::from_utf8(output.stdout).unwrap();
     let line = |key: &str| text.lines().find(|line| line.starts_with(key)).unwrap().to_owned();
     assert!(line("device.cores").contains("= 2") && line("device.cores").ends_with("# --cores"));
-    assert!(line("offload.min_rows").contains("= 7") && line("offload.min_rows").ends_with("# ORK_OFFLOAD__MIN_ROWS"));
+    assert!(
+        line("offload.min_rows").contains("= 7")
+            && line("offload.min_rows").ends_with("# ORK_OFFLOAD__MIN_ROWS")
+    );
     assert!(line("context.threads").contains("(unset)"));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The real model that `scripts/test` fetches, through the simulated NPU.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -12,7 +13,8 @@ fn root() -> PathBuf {
 
 fn ork(args: &[&str]) -> Output {
     assert!(root().join(MODEL).is_file(), "{MODEL} is missing: scripts/test fetches it");
-    let output = Command::new(env!("CARGO_BIN_EXE_ork")).env_clear().current_dir(root()).args(args).output().unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_ork")).env_clear().current_dir(root()).args(args).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     output
 }
@@ -21,27 +23,45 @@ fn ork(args: &[&str]) -> Output {
 fn it_answers_sensibly_on_both_routes() {
     for route in ["npu", "cpu", "auto"] {
         let output = ork(&[
-            "run", "-m", MODEL, "-p", "What is the capital of France?", "-n", "24", "--temperature", "0", "--device",
-            "sim", "--route", route, "--stats",
+            "run",
+            "-m",
+            MODEL,
+            "-p",
+            "What is the capital of France?",
+            "-n",
+            "24",
+            "--temperature",
+            "0",
+            "--device",
+            "sim",
+            "--route",
+            route,
+            "--stats",
         ]);
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.contains("Paris"), "route {route}: {text}");
         let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(said.contains(" 0 programs"), route == "auto", "23 prompt tokens are below the 32 rows of auto: {said}");
+        assert_eq!(
+            said.contains(" 0 programs"),
+            route == "auto",
+            "23 prompt tokens are below the 32 rows of auto: {said}"
+        );
         assert_eq!(said.contains("programs"), route != "cpu", "{said}");
     }
 }
 
 #[test]
 fn the_npu_route_stays_close_to_the_cpu_route() {
-    let output = ork(&["compare", "-m", MODEL, "-f", "tests/data/prose.txt", "--text-tokens", "512", "--json"]);
+    let output =
+        ork(&["compare", "-m", MODEL, "-f", "tests/data/prose.txt", "--text-tokens", "512", "--json"]);
     let text = String::from_utf8(output.stdout).unwrap();
     let report: serde_json::Value = serde_json::from_str(&text).unwrap();
     let kl = report["mean_kl"].as_f64().unwrap();
     // The bound of the first slice; and not zero, which would mean that both arms ran on the same side.
     assert!((1e-4..=0.05).contains(&kl), "mean KL {kl}");
     assert_eq!(report["positions"], 512);
-    let ratio = report["candidate_perplexity"].as_f64().unwrap() / report["reference_perplexity"].as_f64().unwrap();
+    let ratio =
+        report["candidate_perplexity"].as_f64().unwrap() / report["reference_perplexity"].as_f64().unwrap();
     assert!((0.9..1.1).contains(&ratio), "perplexity ratio {ratio}");
 }
 
@@ -49,13 +69,26 @@ fn the_npu_route_stays_close_to_the_cpu_route() {
 #[test]
 fn memory_stays_within_its_budget() {
     let int8_weight_bytes = 134_500_000u64;
-    let peak = peak_bytes(&["run", "-m", MODEL, "-p", "Tell me about rivers.", "-n", "4", "--device", "sim", "--route", "npu"]);
+    let peak = peak_bytes(&[
+        "run",
+        "-m",
+        MODEL,
+        "-p",
+        "Tell me about rivers.",
+        "-n",
+        "4",
+        "--device",
+        "sim",
+        "--route",
+        "npu",
+    ]);
     assert!(peak > int8_weight_bytes, "the weights are resident: {peak}");
     let budget = 3 * int8_weight_bytes + 512_000_000;
     assert!(peak <= budget, "peak resident set {peak} bytes, the budget is {budget}");
 }
 
 /// Runs `ork` and gives the largest resident set of that process.
+#[expect(clippy::zombie_processes, reason = "wait4 waits for it")]
 fn peak_bytes(args: &[&str]) -> u64 {
     let child = Command::new(env!("CARGO_BIN_EXE_ork"))
         .env_clear()

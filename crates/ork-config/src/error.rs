@@ -42,7 +42,9 @@ pub enum ConfigError {
         text: String,
     },
     /// Two overrides of the command line disagree.
-    #[error("{first} and {second} contradict each other: one sets {key} to {first_value}, the other to {second_value}")]
+    #[error(
+        "{first} and {second} contradict each other: one sets {key} to {first_value}, the other to {second_value}"
+    )]
     Contradiction {
         /// The key.
         key: &'static str,
@@ -61,7 +63,12 @@ pub enum ConfigError {
 }
 
 fn describe(error: &figment::Error) -> String {
-    let origin = error.metadata.as_ref().map_or_else(|| "configuration".into(), |metadata| metadata.name.clone());
+    let origin =
+        error.metadata.as_ref().map_or_else(|| "configuration".into(), |metadata| metadata.name.clone());
     let key = error.path.join(".");
-    if key.is_empty() { format!("{origin}: {}", error.kind) } else { format!("{origin}: {key}: {}", error.kind) }
+    if key.is_empty() {
+        format!("{origin}: {}", error.kind)
+    } else {
+        format!("{origin}: {key}: {}", error.kind)
+    }
 }

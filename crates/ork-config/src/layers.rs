@@ -27,9 +27,11 @@ impl Override {
     /// [`ConfigError::BadSet`] without a key and a value.
     pub fn from_set(text: &str) -> Result<Self, ConfigError> {
         match text.split_once('=') {
-            Some((key, value)) if !key.trim().is_empty() && !value.trim().is_empty() => {
-                Ok(Self { key: key.trim().into(), value: value.trim().into(), origin: format!("--set {text}") })
-            }
+            Some((key, value)) if !key.trim().is_empty() && !value.trim().is_empty() => Ok(Self {
+                key: key.trim().into(),
+                value: value.trim().into(),
+                origin: format!("--set {text}"),
+            }),
             _ => Err(ConfigError::BadSet { text: text.into() }),
         }
     }
@@ -214,7 +216,9 @@ fn text(value: &Value) -> String {
             (.., float) => float.map_or_else(String::new, |float| float.to_string()),
         },
         Value::Bool(_, flag) => flag.to_string(),
-        Value::Array(_, items) => format!("[{}]", items.iter().map(self::text).collect::<Vec<_>>().join(", ")),
+        Value::Array(_, items) => {
+            format!("[{}]", items.iter().map(self::text).collect::<Vec<_>>().join(", "))
+        }
         Value::Empty(..) => "(unset)".into(),
         other => format!("{other:?}"),
     }
@@ -274,8 +278,11 @@ mod tests {
     fn later_layers_win() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("ork.toml");
-        std::fs::write(&file, "[generate]\nmax_tokens = 1\n[device]\ncores = 1\n[offload]\nexclude = [\"a*\"]\n")
-            .unwrap();
+        std::fs::write(
+            &file,
+            "[generate]\nmax_tokens = 1\n[device]\ncores = 1\n[offload]\nexclude = [\"a*\"]\n",
+        )
+        .unwrap();
         let variables = [("ORK_GENERATE__MAX_TOKENS".into(), "2".into()), ("PATH".into(), "".into())];
         let overrides = [Override::from_set("generate.max_tokens=3").unwrap()];
         let config = |overrides: &[Override]| {
@@ -291,7 +298,10 @@ mod tests {
         let line = |key: &str| shown.lines().find(|line| line.starts_with(key)).unwrap().to_owned();
         assert!(line("generate.max_tokens").ends_with("# --set generate.max_tokens=3"), "{shown}");
         assert!(line("device.cores").ends_with("ork.toml"), "{shown}");
-        assert_eq!(line("device.timeout_ms").split_whitespace().collect::<Vec<_>>()[1..], ["=", "6000", "#", "default"]);
+        assert_eq!(
+            line("device.timeout_ms").split_whitespace().collect::<Vec<_>>()[1..],
+            ["=", "6000", "#", "default"]
+        );
         assert!(line("generate.sampling.top_p").contains("= 0.95 "), "{shown}");
         assert!(line("device.emulated.driver_version").contains("[0, 9, 8]"), "{shown}");
     }

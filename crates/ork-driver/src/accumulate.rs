@@ -8,7 +8,8 @@ use zerocopy::FromBytes;
 /// The 32-bit accumulators of a piece in one K slice. Surfaces start at page borders and pieces at whole atoms, so
 /// the bytes are aligned.
 fn words<'a>(piece: &OutputPiece, surfaces: &'a [u8], k_slice: u32) -> &'a [i32] {
-    <[i32]>::ref_from_bytes(piece.bytes(surfaces, k_slice)).expect("a piece holds whole, aligned 32-bit words")
+    <[i32]>::ref_from_bytes(piece.bytes(surfaces, k_slice))
+        .expect("a piece holds whole, aligned 32-bit words")
 }
 
 /// Writes row `m` of the product as f32: `acc * row scale * column scale`, K slices added first.
@@ -51,4 +52,3 @@ pub(crate) fn sum_output_row(layout: &OutputLayout, surfaces: &[u8], m: u32, out
         }
     }
 }
-

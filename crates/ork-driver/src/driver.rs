@@ -14,11 +14,11 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
+use crate::DriverError;
 use crate::accumulate::{dequantise_output_row, sum_output_row};
 use crate::counters::DriverCounters;
 use crate::scratch::Buffers;
 use crate::weight::{Weight, weight_layout_of};
-use crate::DriverError;
 
 /// Largest K whose int8 products always sum up within 32 bits: `131071 * 128 * 128 < 2^31`.
 const NARROW_SUM_K_MAX: usize = 131_071;
@@ -50,12 +50,15 @@ pub struct Driver {
     // Drop order: the buffers go before the device that they belong to.
     engine: Mutex<Engine>,
     plans: Mutex<HashMap<Problem, Arc<Plan>>>,
-    verdicts: Mutex<HashMap<(usize, usize), Result<(), Arc<DriverError>>>>,
+    verdicts: Mutex<HashMap<(usize, usize), Verdict>>,
     counters: Mutex<DriverCounters>,
     options: DriverOptions,
     soc: Soc,
     device: Arc<Device>,
 }
+
+/// Whether a K x N weight can be computed with.
+type Verdict = Result<(), Arc<DriverError>>;
 
 /// What one product at a time uses.
 #[derive(Debug)]
@@ -192,10 +195,12 @@ impl Driver {
                 &mut loaded,
                 |features, m0, host, scales| {
                     let rows = features.rows() as usize;
-                    quantise_rows(features, &x[m0 * k..][..rows * k], host, scales).map_err(|(row, source)| {
-                        let source = source.in_row(m0 + row);
-                        DriverError::Activation { name: weight.name().to_owned(), source }
-                    })
+                    quantise_rows(features, &x[m0 * k..][..rows * k], host, scales).map_err(
+                        |(row, source)| {
+                            let source = source.in_row(m0 + row);
+                            DriverError::Activation { name: weight.name().to_owned(), source }
+                        },
+                    )
                 },
                 |outputs, m0, surfaces, scales| {
                     let rows = outputs.rows() as usize;
@@ -203,7 +208,15 @@ impl Driver {
                         Vec::new,
                         |sums, (row, (target, scale))| {
                             let row = row as u32;
-                            dequantise_output_row(outputs, surfaces, row, *scale, weight.scales(), sums, target);
+                            dequantise_output_row(
+                                outputs,
+                                surfaces,
+                                row,
+                                *scale,
+                                weight.scales(),
+                                sums,
+                                target,
+                            );
                         },
                     );
                 },
@@ -216,7 +229,13 @@ impl Driver {
     ///
     /// # Errors
     /// [`DriverError`], [`DriverError::WideSum`] among them.
-    pub fn matmul_codes(&self, weight: &Weight, m: usize, a: &[i8], out: &mut [i32]) -> Result<(), DriverError> {
+    pub fn matmul_codes(
+        &self,
+        weight: &Weight,
+        m: usize,
+        a: &[i8],
+        out: &mut [i32],
+    ) -> Result<(), DriverError> {
         let (k, n) = (weight.k(), weight.n());
         if k > NARROW_SUM_K_MAX {
             return Err(DriverError::WideSum { k });
@@ -236,7 +255,9 @@ impl Driver {
                 Ok(())
             },
             |outputs, m0, surfaces, _| {
-                for (row, target) in out[m0 * n..].chunks_exact_mut(n).take(outputs.rows() as usize).enumerate() {
+                for (row, target) in
+                    out[m0 * n..].chunks_exact_mut(n).take(outputs.rows() as usize).enumerate()
+                {
                     sum_output_row(outputs, surfaces, row as u32, target);
                 }
             },
@@ -337,13 +358,14 @@ impl Driver {
             spent.synthesise += start.elapsed();
 
             let start = Instant::now();
-            let completed = self.submit(submitters, &submissions, shape).map_err(|source| DriverError::Submit {
-                name: weight.name().to_owned(),
-                m,
-                k: weight.k(),
-                n: weight.n(),
-                source,
-            })?;
+            let completed =
+                self.submit(submitters, &submissions, shape).map_err(|source| DriverError::Submit {
+                    name: weight.name().to_owned(),
+                    m,
+                    k: weight.k(),
+                    n: weight.n(),
+                    source,
+                })?;
             spent.submit += start.elapsed();
             if let Some(finding) = completed.iter().flat_map(|done| done.findings()).next() {
                 return Err(DriverError::Objection {

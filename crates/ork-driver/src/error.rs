@@ -134,9 +134,10 @@ impl DriverError {
             )),
             Self::Buffer { source, .. } => source.hint().map(str::to_owned),
             Self::Submit { source, .. } => source.hint().map(str::to_owned),
-            Self::Objection { .. } | Self::Synth { .. } => {
-                Some("please report it with the shape; `offload.route = \"cpu\"` avoids the NPU meanwhile".to_owned())
-            }
+            Self::Objection { .. } | Self::Synth { .. } => Some(
+                "please report it with the shape; `offload.route = \"cpu\"` avoids the NPU meanwhile"
+                    .to_owned(),
+            ),
             Self::Weight { .. } => Some("the model file is damaged or holds NaN weights".to_owned()),
             _ => None,
         }

@@ -66,13 +66,21 @@ impl Weight {
         n: usize,
         rows: Rows<'_, f32>,
     ) -> Result<Self, DriverError> {
-        Self::pack(device, soc, name, k, n, |row| {
-            let mut floats = vec![0f32; k];
-            move |channel, codes: &mut [i8]| {
-                row(channel, &mut floats);
-                quantise_row(&floats, codes).map_err(|error| error.in_row(channel))
-            }
-        }, rows)
+        Self::pack(
+            device,
+            soc,
+            name,
+            k,
+            n,
+            |row| {
+                let mut floats = vec![0f32; k];
+                move |channel, codes: &mut [i8]| {
+                    row(channel, &mut floats);
+                    quantise_row(&floats, codes).map_err(|error| error.in_row(channel))
+                }
+            },
+            rows,
+        )
     }
 
     /// Uploads rows that are int8 already; their scales are 1.
@@ -85,12 +93,20 @@ impl Weight {
         rows: Rows<'_, i8>,
     ) -> Result<Self, DriverError> {
         let one = Scale::new(1.0).expect("1 is a scale");
-        Self::pack(device, soc, name, k, n, |row| {
-            move |channel, codes: &mut [i8]| {
-                row(channel, codes);
-                Ok(one)
-            }
-        }, rows)
+        Self::pack(
+            device,
+            soc,
+            name,
+            k,
+            n,
+            |row| {
+                move |channel, codes: &mut [i8]| {
+                    row(channel, codes);
+                    Ok(one)
+                }
+            },
+            rows,
+        )
     }
 
     /// Packs kernel groups in parallel. `encoder` makes one encoder per thread: it fills the codes of an output
@@ -139,7 +155,12 @@ impl Weight {
 }
 
 /// The layout of an int8 weight.
-pub(crate) fn weight_layout_of(name: &str, k: usize, n: usize, soc: &Soc) -> Result<WeightLayout, DriverError> {
+pub(crate) fn weight_layout_of(
+    name: &str,
+    k: usize,
+    n: usize,
+    soc: &Soc,
+) -> Result<WeightLayout, DriverError> {
     // A dimension beyond 32 bits is too large in any case; the layout says so with its numbers.
     let narrow = |dimension: usize| u32::try_from(dimension).unwrap_or(u32::MAX);
     weight_layout(Format::INT8_INT32, narrow(k), narrow(n), soc)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! f32 products: quantise, compute on the NPU, dequantise.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 
@@ -18,7 +19,8 @@ fn products_agree_with_the_exact_product_of_the_same_codes() {
         let mut stream = Stream::new(u64::from(shape.k));
         let (x, w) = (stream.f32s_activation(m * k), stream.f32s_unit(n * k));
         let (driver, board) = support::driver(3);
-        let weight = driver.load("w", k, n, &|row, out| out.copy_from_slice(&w[row * k..(row + 1) * k])).unwrap();
+        let weight =
+            driver.load("w", k, n, &|row, out| out.copy_from_slice(&w[row * k..(row + 1) * k])).unwrap();
         let mut got = vec![f32::NAN; m * n];
         driver.matmul(&mut MatmulGroup { m, x: &x, parts: vec![(&weight, &mut got)] }).unwrap();
 
@@ -38,7 +40,10 @@ fn products_agree_with_the_exact_product_of_the_same_codes() {
             }
         }
         for (index, (got, want)) in got.iter().zip(&want).enumerate() {
-            assert!((got - want).abs() <= 2e-7 * want.abs(), "{shape} element {index}: {got} instead of {want}");
+            assert!(
+                (got - want).abs() <= 2e-7 * want.abs(),
+                "{shape} element {index}: {got} instead of {want}"
+            );
         }
         // And it is a product of the floats, within the error of eight bits; the activations have outliers.
         let error = compare::relative_rms(&got, &reference::matmul_f32(&x, &w, shape));
@@ -88,7 +93,10 @@ fn bad_input_is_one_clear_error() {
         }
     };
     let error = driver.load("blk.0.ffn_up", 64, 64, &rows).unwrap_err();
-    assert!(matches!(error, DriverError::Weight { .. }) && error.to_string().contains("blk.0.ffn_up"), "{error}");
+    assert!(
+        matches!(error, DriverError::Weight { .. }) && error.to_string().contains("blk.0.ffn_up"),
+        "{error}"
+    );
     let live = board.live();
     assert_eq!(live.handles, 0, "a weight that failed leaves nothing behind");
 
@@ -96,9 +104,11 @@ fn bad_input_is_one_clear_error() {
     let mut out = vec![0.0; 64];
     let mut x = vec![1.0; 128];
     x[64] = f32::INFINITY;
-    let error = driver.matmul(&mut MatmulGroup { m: 2, x: &x, parts: vec![(&weight, &mut out)] }).unwrap_err();
+    let error =
+        driver.matmul(&mut MatmulGroup { m: 2, x: &x, parts: vec![(&weight, &mut out)] }).unwrap_err();
     assert!(matches!(error, DriverError::Activation { .. }), "{error}");
-    let error = driver.matmul(&mut MatmulGroup { m: 3, x: &x, parts: vec![(&weight, &mut out)] }).unwrap_err();
+    let error =
+        driver.matmul(&mut MatmulGroup { m: 3, x: &x, parts: vec![(&weight, &mut out)] }).unwrap_err();
     assert!(matches!(error, DriverError::Shape { needed: 192, found: 128, .. }), "{error}");
     // After an error the driver still works.
     driver.matmul(&mut MatmulGroup { m: 1, x: &x[..64], parts: vec![(&weight, &mut out[..32])] }).unwrap();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The slow tier: `cargo test --release -p ork-driver --features slow --test slow`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 

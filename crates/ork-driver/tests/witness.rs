@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Law against mechanism: just inside a law the simulator is exact, just outside it is not silently right.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 
@@ -118,7 +119,9 @@ fn the_planner_never_exceeds_a_cap() {
         for m in [cap - 1, cap, cap + 1, 2 * cap, 2 * cap + 1, 5000] {
             let problem = Problem { m, weight: weight.clone() };
             let options = PlanOptions { cores: 1, ..PlanOptions::default() };
-            let Decision::Accept(plan) = decide(&problem, &RK3588, &options) else { panic!("K = {k}, M = {m}") };
+            let Decision::Accept(plan) = decide(&problem, &RK3588, &options) else {
+                panic!("K = {k}, M = {m}")
+            };
             let rows: Vec<u32> = plan
                 .shapes()
                 .iter()

@@ -25,7 +25,9 @@ pub(crate) fn check_case(driver: &Driver, case: &Case, want: &[i32]) -> Result<(
         .load_codes("case", k, n, &|row, out| out.copy_from_slice(&weights[row * k..(row + 1) * k]))
         .map_err(|error| format!("{case}: {error:?}"))?;
     let mut got = vec![i32::MIN; m * n];
-    driver.matmul_codes(&weight, m, &case.features(), &mut got).map_err(|error| format!("{case}: {error:?}"))?;
+    driver
+        .matmul_codes(&weight, m, &case.features(), &mut got)
+        .map_err(|error| format!("{case}: {error:?}"))?;
     compare::exact(&got, want, case.shape).map_err(|difference| format!("{case}: {difference}"))
 }
 
