@@ -88,11 +88,11 @@ pub enum EngineError {
     /// The model has no chat template.
     #[error("the model has no chat template")]
     NoChatTemplate,
-    /// The model's chat template is not one llama.cpp knows, or a message cannot be put into it.
+    /// The model's chat template is broken, or refuses the messages.
     #[error("the model's chat template cannot be applied: {why}")]
     ChatTemplate {
         /// What is wrong.
-        why: &'static str,
+        why: String,
     },
     /// Evaluating tokens failed.
     #[error("evaluating {tokens} tokens at position {position} failed: {}", decode_status(*status))]

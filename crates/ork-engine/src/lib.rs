@@ -26,6 +26,7 @@
 //! its initialisation and its log callback.
 
 mod bench;
+mod chat;
 mod context;
 mod error;
 mod evaluation;

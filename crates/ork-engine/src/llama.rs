@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Owners of llama.cpp's objects. Everything unsafe about llama.cpp is in this module; nothing here decides.
 
+use crate::chat::SpecialTexts;
 use llama_cpp_sys_2 as sys;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -152,41 +153,27 @@ impl RawModel {
         CStr::from_bytes_until_nul(&text).map_or_else(|_| String::new(), |s| s.to_string_lossy().into_owned())
     }
 
-    pub(crate) fn chat_template(&self) -> Option<CString> {
+    pub(crate) fn chat_template(&self) -> Option<String> {
         // SAFETY: live model; a null name asks for the default template.
         let text = unsafe { sys::llama_model_chat_template(self.model.as_ptr(), std::ptr::null()) };
         // SAFETY: a NUL-terminated string owned by the model, copied at once.
-        if text.is_null() { None } else { Some(unsafe { CStr::from_ptr(text) }.to_owned()) }
+        if text.is_null() { None } else { Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()) }
     }
 
-    /// `None` if llama.cpp does not recognise the template.
-    pub(crate) fn apply_template(template: &CStr, messages: &[(CString, CString)]) -> Option<String> {
-        let raw: Vec<sys::llama_chat_message> = messages
-            .iter()
-            .map(|(role, content)| sys::llama_chat_message { role: role.as_ptr(), content: content.as_ptr() })
-            .collect();
-        let text_bytes: usize = messages.iter().map(|(r, c)| r.as_bytes().len() + c.as_bytes().len()).sum();
-        let mut buffer = vec![0u8; 2 * text_bytes + 256];
-        loop {
-            let room = i32::try_from(buffer.len()).ok()?;
-            // SAFETY: all strings are NUL-terminated and outlive the call; the buffer has `room` bytes.
-            let length = unsafe {
-                sys::llama_chat_apply_template(
-                    template.as_ptr(),
-                    raw.as_ptr(),
-                    raw.len(),
-                    true,
-                    buffer.as_mut_ptr().cast::<c_char>(),
-                    room,
-                )
-            };
-            let length = usize::try_from(length).ok()?;
-            if length <= buffer.len() {
-                buffer.truncate(length);
-                return String::from_utf8(buffer).ok();
+    pub(crate) fn special_texts(&self) -> SpecialTexts {
+        let vocab = self.vocab.as_ptr();
+        let text = |token: i32| {
+            if token < 0 {
+                return String::new();
             }
-            buffer.resize(length, 0);
-        }
+            // SAFETY: live vocabulary, a token of it; the text is NUL-terminated and copied at once.
+            unsafe { CStr::from_ptr(sys::llama_vocab_get_text(vocab, token)) }.to_string_lossy().into_owned()
+        };
+        // SAFETY: live vocabulary; plain getters.
+        let (begin, end, begin_is_added) = unsafe {
+            (sys::llama_vocab_bos(vocab), sys::llama_vocab_eos(vocab), sys::llama_vocab_get_add_bos(vocab))
+        };
+        SpecialTexts { begin: text(begin), end: text(end), begin_is_added }
     }
 
     /// `None` if the text is too long for llama.cpp.

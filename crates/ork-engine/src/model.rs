@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The engine of a process, and the models it holds.
 
+use crate::chat;
 use crate::error::{EngineError, FileProblem};
 use crate::gguf;
 use crate::llama::{self, FileAccess, LoadFailure, RawModel, Runtime};
@@ -245,13 +246,7 @@ impl Model {
             Prompt::Chat(messages) => messages,
         };
         let template = self.raw.chat_template().ok_or(EngineError::NoChatTemplate)?;
-        let messages: Option<Vec<(CString, CString)>> = messages
-            .iter()
-            .map(|m| Some((CString::new(m.role.as_str()).ok()?, CString::new(m.content.as_str()).ok()?)))
-            .collect();
-        let messages = messages.ok_or(EngineError::ChatTemplate { why: "a message contains a NUL byte" })?;
-        RawModel::apply_template(&template, &messages)
-            .ok_or(EngineError::ChatTemplate { why: "llama.cpp does not know this template" })
+        chat::render(&template, messages, &self.raw.special_texts())
     }
 
     /// A prompt to tokens. Text of a template may contain control tokens; raw text may too, it is the user's own.
