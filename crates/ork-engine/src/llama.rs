@@ -156,12 +156,11 @@ impl RawModel {
     pub(crate) fn chat_template(&self) -> Option<String> {
         // SAFETY: live model; a null name asks for the default template.
         let text = unsafe { sys::llama_model_chat_template(self.model.as_ptr(), std::ptr::null()) };
-        // SAFETY: a NUL-terminated string owned by the model, copied at once.
         if text.is_null() {
-            None
-        } else {
-            Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+            return None;
         }
+        // SAFETY: a NUL-terminated string owned by the model, copied at once.
+        Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
     }
 
     pub(crate) fn special_texts(&self) -> SpecialTexts {
