@@ -28,7 +28,16 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-config", &["ork-device", "ork-driver", "ork-ggml", "ork-engine"]),
     (
         "ork-cli",
-        &["ork-config", "ork-device", "ork-driver", "ork-ggml", "ork-engine", "ork-emu", "ork-plan", "ork-isa"],
+        &[
+            "ork-config",
+            "ork-device",
+            "ork-driver",
+            "ork-ggml",
+            "ork-engine",
+            "ork-emu",
+            "ork-plan",
+            "ork-isa",
+        ],
     ),
     ("ork-testkit", &[]),
     ("xtask", &[]),
@@ -79,7 +88,8 @@ pub(crate) fn forbidden_arrows(metadata: &Metadata) -> Vec<String> {
         for dependency in &package.dependencies {
             let to = dependency.name.as_str();
             let dev = dependency.kind.as_deref() == Some("dev");
-            let in_tests = dev && (to == "ork-testkit" || tests.get(from).is_some_and(|list| list.contains(&to)));
+            let in_tests =
+                dev && (to == "ork-testkit" || tests.get(from).is_some_and(|list| list.contains(&to)));
             if ours.contains(to) && !allowed.contains(&to) && !in_tests && from != to {
                 wrong.push(format!("{from} -> {to}"));
             }
@@ -148,7 +158,10 @@ mod tests {
         }
         assert!(forbidden_arrows(&metadata("ork-sim", "ork-testkit", "\"dev\"")).is_empty());
         assert_eq!(forbidden_arrows(&metadata("ork-sim", "ork-testkit", "null")), ["ork-sim -> ork-testkit"]);
-        assert_eq!(forbidden_arrows(&metadata("ork-new", "ork-isa", "null")), ["ork-new has no row in MAY_USE"]);
+        assert_eq!(
+            forbidden_arrows(&metadata("ork-new", "ork-isa", "null")),
+            ["ork-new has no row in MAY_USE"]
+        );
     }
 
     #[test]
