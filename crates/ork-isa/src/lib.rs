@@ -5,18 +5,28 @@
 //!   is the only source of names, offsets and bit ranges in the project;
 //! - [`Cmd`]: the 64-bit register-command word;
 //! - [`Program`] and [`ProgramBuilder`]: words in order, with the four-word trailer;
+//! - [`asm`]: programs as text, and back;
+//! - [`diff`]: two programs compared field by field;
+//! - [`explain`]: what programs compute, in words;
+//! - [`lint`]: rules that such words break, with both events;
+//! - [`task`]: the operation and the memory that programs ask for;
 //! - [`soc`]: the sizes of the chip that more than one crate needs.
 //!
 //! The crate says what can be *encoded*. What can be *completed* by the hardware is a law, and laws live in
-//! `ork-plan`; what the hardware *does* is mechanism, and mechanism lives in `ork-sim`.
+//! `ork-plan`, which asks before a program is made; [`lint`] checks finished words, whoever made them. What the hardware *does* is mechanism, and mechanism lives in `ork-sim`.
 #![forbid(unsafe_code)]
 
+pub mod asm;
 mod cmd;
+pub mod diff;
+pub mod explain;
+pub mod lint;
 mod precision;
 mod program;
 mod register;
 pub mod regs;
 pub mod soc;
+pub mod task;
 
 pub use cmd::{Block, Cmd, CmdKind};
 pub use precision::Precision;
