@@ -87,6 +87,10 @@ impl Engine {
         self.isa
     }
 
+    pub(crate) fn pool(&self) -> Option<&ThreadPool> {
+        self.pool.as_deref()
+    }
+
     /// How many threads it uses.
     #[must_use]
     pub fn threads(&self) -> usize {
@@ -165,7 +169,7 @@ fn row_sum(row: &[u8]) -> i32 {
 }
 
 /// Rows per piece of work: whole groups where there are enough of them, else a cut of the rows.
-fn piece_rows(rows: usize, groups: usize, threads: usize) -> usize {
+pub(crate) fn piece_rows(rows: usize, groups: usize, threads: usize) -> usize {
     let wanted = 3 * threads;
     if threads == 1 || groups >= wanted {
         return rows;

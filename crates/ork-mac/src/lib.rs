@@ -6,20 +6,30 @@
 //! §4.1): groups of 32 kernels, in a group blocks of 32 channels, in a block the kernels, channels innermost.
 //! Nothing is repacked beyond a register.
 //!
-//! Every vector kernel has the same contract as [`scalar`], which is its definition, and is compared with it
-//! bit for bit. Which one runs is decided at run time ([`Engine`]).
+//! Every vector kernel has the same contract as [`scalar`] (int8) or [`float::reference`], which is its definition,
+//! and is compared with it bit for bit. Which one runs is decided at run time ([`Engine`]).
 
 mod engine;
+pub mod float;
+mod half;
 mod lanes;
 pub mod scalar;
 
+#[cfg(target_arch = "aarch64")]
+mod float_neon;
+#[cfg(target_arch = "x86_64")]
+mod float_x86;
+#[cfg(target_arch = "x86_64")]
+mod half_x86;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use engine::{Engine, Isa};
-pub use lanes::{FLOAT_LANES, float_rows, int_rows};
+pub use float::{FLOAT_LANES, FloatShape, FloatSums};
+pub use half::{HALF_BLOCK, HALF_BLOCK_BYTES, HalfKind, turn_half_block};
+pub use lanes::int_rows;
 
 /// Kernels that the array works on together, at one byte per element.
 pub const GROUP_KERNELS: usize = 32;

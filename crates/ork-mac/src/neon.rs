@@ -59,15 +59,15 @@ fn strip<const R: usize>(rows: Rows<'_>, group: Group<'_>, m: usize, lane: usize
             for c in 0..C {
                 // SAFETY: `weights` has 32 C bytes.
                 let weight = unsafe { vld1q_s8(weights.as_ptr().add(c * BLOCK_CHANNELS + 16 * half).cast()) };
-                for r in 0..R {
-                    acc[r][c] = dot(acc[r][c], row[r], weight);
+                for (acc, row) in acc.iter_mut().zip(row) {
+                    acc[c] = dot(acc[c], row, weight);
                 }
             }
         }
     }
-    for r in 0..R {
-        for c in 0..C {
-            out[(m + r) * GROUP_KERNELS + lane + c] = vaddvq_s32(acc[r][c]);
+    for (r, acc) in acc.iter().enumerate() {
+        for (c, acc) in acc.iter().enumerate() {
+            out[(m + r) * GROUP_KERNELS + lane + c] = vaddvq_s32(*acc);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! Each vector kernel against the plain loops, bit for bit.
 #![allow(clippy::unwrap_used, reason = "test inputs fit")]
 
-use ork_mac::{Engine, Isa, Kernels, Rows, scalar};
+use ork_mac::{Engine, FLOAT_LANES, FloatShape, FloatSums, Isa, Kernels, Rows, float, scalar};
 
 struct Stream(u64);
 
@@ -90,4 +90,118 @@ fn shapes_that_do_not_fit_are_refused() {
     assert!(Rows::new(&[0; 64], 32, 2, 32).is_some());
     assert!(Kernels::new(&[0; 64], 2, 33).is_none());
     assert!(Kernels::new(&[0; 64], 3, 32).is_none());
+}
+
+/// Numbers as half floats have them: up to 11 bits of mantissa, exponents over a wide range, some zeros.
+fn halves(stream: &mut Stream, count: usize) -> Vec<f32> {
+    let mut next = || {
+        let bits = stream.next();
+        let mantissa = (bits >> 24 & 0xFFF) as f32 - 2048.0;
+        if bits >> 60 == 0 { 0.0 } else { mantissa * 2f32.powi((bits >> 40 & 0x1F) as i32 - 20) }
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+struct FloatCase {
+    shape: FloatShape,
+    features: Vec<f32>,
+    weights: Vec<f32>,
+}
+
+impl FloatCase {
+    fn new(rows: usize, depth: usize, groups: usize) -> Self {
+        let mut stream = Stream(0x1234_5678_9ABC_DEF1 ^ (rows * 31 + depth * 7 + groups) as u64);
+        let features = halves(&mut stream, rows * depth);
+        let weights = halves(&mut stream, groups * depth * FLOAT_LANES);
+        Self { shape: FloatShape { rows, depth, groups }, features, weights }
+    }
+
+    fn run(&self, engine: Option<&Engine>, sums: FloatSums) -> Vec<u32> {
+        let FloatShape { rows, depth, groups } = self.shape;
+        let features = |m: usize, out: &mut [f32]| out.copy_from_slice(&self.features[m * depth..][..depth]);
+        let weights = |g: usize, out: &mut [f32]| {
+            out.copy_from_slice(&self.weights[g * depth * FLOAT_LANES..][..depth * FLOAT_LANES]);
+        };
+        let mut out = vec![7.5; groups * rows * FLOAT_LANES];
+        match engine {
+            Some(engine) => engine.float(sums, self.shape, &features, &weights, &mut out),
+            None => float::reference(sums, self.shape, &features, &weights, &mut out),
+        }
+        out.into_iter().map(f32::to_bits).collect()
+    }
+
+    fn compare(&self) {
+        for sums in [FloatSums::Exact, FloatSums::Fast] {
+            let expected = self.run(None, sums);
+            for isa in Isa::available() {
+                for threads in [1, 3] {
+                    let engine = Engine::new(threads).with_isa(isa).unwrap();
+                    let got = self.run(Some(&engine), sums);
+                    assert!(got == expected, "{sums:?}, {isa:?}, {threads} threads, {:?}", self.shape);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn float_kernels_equal_the_definition() {
+    for rows in (1..=14).chain([24, 25, 37]) {
+        for groups in 1..=3 {
+            FloatCase::new(rows, 1 + 13 * rows % 71, groups).compare();
+        }
+    }
+    // Across the blocks of the depth, and across the threading threshold.
+    for (rows, depth, groups) in [(5, 512, 2), (13, 1025, 3), (2, 2100, 1), (40, 96, 9), (100, 64, 1)] {
+        FloatCase::new(rows, depth, groups).compare();
+    }
+}
+
+#[test]
+fn float_sums_differ_in_the_order_they_promise() {
+    // 2^24 + 1 - 2^24: f32 loses the 1, f64 does not.
+    let shape = FloatShape { rows: 1, depth: 3, groups: 1 };
+    let features = |_: usize, out: &mut [f32]| out.copy_from_slice(&[4096.0, 1.0, 4096.0]);
+    let weights = |_: usize, out: &mut [f32]| {
+        out.fill(0.0);
+        (out[0], out[16], out[32]) = (4096.0, 1.0, -4096.0);
+    };
+    for (sums, expected) in [(FloatSums::Exact, 1.0), (FloatSums::Fast, 0.0)] {
+        for isa in Isa::available() {
+            let mut out = [9f32; 16];
+            let engine = Engine::new(1).with_isa(isa).unwrap();
+            engine.float(sums, shape, &features, &weights, &mut out);
+            assert_eq!(out[0], expected, "{sums:?} {isa:?}");
+            assert_eq!(out[1..], [0.0; 15]);
+        }
+    }
+}
+
+#[test]
+fn special_numbers_have_one_form() {
+    let shape = FloatShape { rows: 1, depth: 2, groups: 1 };
+    let features = |_: usize, out: &mut [f32]| out.copy_from_slice(&[f32::MIN_POSITIVE, 1.0]);
+    let weights = |_: usize, out: &mut [f32]| {
+        out.fill(0.0);
+        // Lane 0: a product that vanishes below 0. Lane 1: infinity. Lane 2: no number.
+        (out[0], out[17], out[2], out[18]) =
+            (-f32::MIN_POSITIVE, f32::INFINITY, f32::INFINITY, f32::NEG_INFINITY);
+    };
+    for sums in [FloatSums::Exact, FloatSums::Fast] {
+        for isa in Isa::available() {
+            let mut out = [9f32; 16];
+            let engine = Engine::new(1).with_isa(isa).unwrap();
+            engine.float(sums, shape, &features, &weights, &mut out);
+            let bits = out.map(f32::to_bits);
+            assert_eq!(bits[..4], [0, f32::INFINITY.to_bits(), f32::NAN.to_bits(), 0], "{sums:?} {isa:?}");
+        }
+    }
+}
+
+#[test]
+fn an_empty_depth_is_zero() {
+    let mut out = [3f32; 32];
+    let shape = FloatShape { rows: 2, depth: 0, groups: 1 };
+    Engine::new(1).float(FloatSums::Fast, shape, &|_, _| {}, &|_, _| {}, &mut out);
+    assert_eq!(out, [0.0; 32]);
 }

@@ -6,6 +6,8 @@ use ork_isa::Iova;
 
 /// Device-side view of memory behind the IOMMU. A range may cross buffer borders where the IOVAs are adjacent.
 ///
+/// What a job read as weights it may read once more, at the latest when it ends.
+///
 /// The simulator never holds a [`Span`] while it calls [`write`](Bus::write), from any thread of the same job.
 pub trait Bus: Sync {
     /// `len` bytes from `iova`; zero-copy when one buffer holds them.

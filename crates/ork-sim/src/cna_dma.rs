@@ -19,6 +19,7 @@ pub(crate) fn load_features(
     view: View<'_>,
     conv: &Conv,
 ) -> Result<(), Stop> {
+    machine.cbuf.open_features(machine.bus, conv.split.0);
     let base = Iova(view.get::<cna::FeatureDataAddr>().feature_base_addr());
     let load = FeatureLoad {
         by: site.origin(),
@@ -149,30 +150,13 @@ fn scatter(run: &[u8], lines: &mut [u8], line_bytes: usize, pixel_bytes: usize, 
     }
 }
 
-/// Where a task's weights come from.
-pub(crate) enum Weights<'a> {
-    Stream(crate::Span<'a>),
-    Held(Vec<u8>),
-}
-
-impl std::ops::Deref for Weights<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Stream(span) => span,
-            Self::Held(bytes) => bytes,
-        }
-    }
-}
-
-/// Weight DMA: the sequential stream, or what the ring still holds (`isa.md` §4.1, §10.6).
+/// Weight DMA: the sequential stream, or none if the task takes what the ring still holds (`isa.md` §4.1, §10.6).
 pub(crate) fn load_weights<'a>(
     machine: &mut Machine<'a>,
     site: Site,
     view: View<'_>,
     conv: &Conv,
-) -> Result<Weights<'a>, Stop> {
+) -> Result<Option<crate::Span<'a>>, Stop> {
     let base = Iova(view.get::<cna::DcompAddr0>().decompress_addr0());
     let len = conv.weight_bytes();
     let load = WeightLoad { by: site.origin(), base, bytes: len as u64, split: conv.split };
@@ -207,7 +191,8 @@ pub(crate) fn load_weights<'a>(
                 source: "isa.md §10.6, §13 row 13",
             }));
         }
-        return Ok(Weights::Held(machine.cbuf.reused_weights(conv.split.1, len)));
+        machine.cbuf.settle(machine.bus);
+        return Ok(None);
     }
     let fault = |what: String| {
         hang(
@@ -224,9 +209,9 @@ pub(crate) fn load_weights<'a>(
         .checked_add(u64::from(machine.dma_base.0))
         .ok_or_else(|| fault("the address leaves the 32-bit window".to_owned()))?;
     let span = machine.bus.read(at, len as u64).map_err(|error| fault(error.to_string()))?;
-    machine.cbuf.retain_weights(conv.split.1, &span);
+    machine.cbuf.load_weights(machine.bus, conv.split, at, len);
     machine.cbuf.weights = Some(load);
     machine.stats.weight_bytes += len as u64;
     machine.inputs.push(("weight DMA", u64::from(at.0), u64::from(at.0) + len as u64));
-    Ok(Weights::Stream(span))
+    Ok(Some(span))
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Tasks: which units take part, in which order.
 
+use std::borrow::Cow;
+
 use ork_isa::Precision;
 use ork_isa::regs::dpu as regs;
 
@@ -47,13 +49,18 @@ pub(crate) fn run(machine: &mut Machine<'_>, site: Site, view: View<'_>, rdma: b
     let poison = cbuf_rules::check_split(machine, site, view, &conv)?;
     cna_dma::load_features(machine, site, view, &conv)?;
     let sums = {
-        let weights = cna_dma::load_weights(machine, site, view, &conv)?;
+        let loaded = cna_dma::load_weights(machine, site, view, &conv)?;
+        let held = match &loaded {
+            Some(_) => Cow::default(),
+            None => machine.cbuf.reused_weights(conv.split.1, conv.weight_bytes()),
+        };
+        let weights: &[u8] = loaded.as_deref().unwrap_or(&held);
         core::accumulate(
             machine.engine,
-            machine.options.reference_kernels,
+            machine.options,
             &conv,
             machine.cbuf.feature_bytes(conv.split.0),
-            &weights,
+            weights,
         )
     };
     let ow = feature_sums(machine, site, view, &conv)?;

@@ -2,15 +2,18 @@
 //! CORE: MAC array and accumulator (`isa.md` §9.1, §14.2).
 //!
 //! [`plain`] is the definition: one loop per dimension, weights by their place in the stream. The fast paths
-//! gather feature rows in the order of the stream and hand both to `ork-mac`.
+//! gather feature rows in the order of the stream and hand both to `ork-mac`. Float sums follow the stream one
+//! product at a time, in f64 or in f32 ([`FloatSums`]); silicon's order is not known (`isa-notes.md` NS-22).
 
 use std::ops::Range;
 
 use ork_isa::Precision;
-use ork_mac::{Engine, FLOAT_LANES, GROUP_KERNELS, Kernels, Rows};
+use ork_mac::{
+    Engine, FLOAT_LANES, FloatShape, FloatSums, GROUP_KERNELS, HALF_BLOCK, HalfKind, Kernels, Rows,
+};
 
 use crate::cna::Conv;
-use crate::element;
+use crate::{SimOptions, element};
 
 /// Sums of all pixels: `[kernel group][pixel][kernel of the group]`, full groups.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,14 +36,14 @@ pub(crate) fn groups(conv: &Conv) -> usize {
 /// Convolves; features lie in `features` line by line as the CNA left them.
 pub(crate) fn accumulate(
     engine: &Engine,
-    reference: bool,
+    options: &SimOptions,
     conv: &Conv,
     features: &[u8],
     weights: &[u8],
 ) -> Sums {
     let passes = conv.precision == Precision::Int4 && conv.int4_passes;
-    if reference || conv.depthwise || passes {
-        return plain(conv, features, weights);
+    if options.reference_kernels || conv.depthwise || passes {
+        return plain(conv, options.float_sums, features, weights);
     }
     match conv.precision {
         Precision::Int8 if stream_depth(conv) <= INT32_SAFE_DEPTH => {
@@ -53,7 +56,9 @@ pub(crate) fn accumulate(
             }
             Sums::Int(sums)
         }
-        precision if element::is_float(precision) => Sums::Float(float(engine, conv, features, weights)),
+        precision if element::is_float(precision) => {
+            Sums::Float(float(engine, conv, options.float_sums, features, weights))
+        }
         Precision::Int4 if stream_depth(conv) <= INT32_SAFE_DEPTH => {
             Sums::Int(int4(engine, conv, features, weights))
         }
@@ -243,16 +248,6 @@ fn group_weights<T: Copy + Default>(
             let (now, later) = rest.split_at(used * channels);
             rest = later;
             let out = &mut out[row * lanes..(row + channels) * lanes];
-            if lanes == FLOAT_LANES
-                && channels == 32
-                && let Ok(block) = <&[[T; 32]; FLOAT_LANES]>::try_from(now.as_chunks().0)
-            {
-                // The usual full block, without bounds to check.
-                for (channel, out) in out.as_chunks_mut::<FLOAT_LANES>().0.iter_mut().enumerate().take(32) {
-                    *out = std::array::from_fn(|lane| block[lane][channel]);
-                }
-                continue;
-            }
             for (lane, weights) in now.chunks_exact(channels).enumerate() {
                 for (out, weight) in out.iter_mut().skip(lane).step_by(lanes).zip(weights) {
                     *out = *weight;
@@ -263,30 +258,69 @@ fn group_weights<T: Copy + Default>(
     out
 }
 
-/// Float sums in f64, rounded to fp32 once (`isa.md` §14.2).
-fn float(engine: &Engine, conv: &Conv, features: &[u8], weights: &[u8]) -> Vec<f32> {
+/// The float paths.
+fn float(engine: &Engine, conv: &Conv, float_sums: FloatSums, features: &[u8], weights: &[u8]) -> Vec<f32> {
     let (depth, pixels) = (stream_depth(conv), conv.pixels());
+    let row_bytes = depth * conv.precision.bits() as usize / 8;
     let mut sums = vec![0f32; groups(conv) * pixels * FLOAT_LANES];
-    in_pieces(conv, depth * 4, |first, count| {
+    let panel = |g: usize, out: &mut [f32]| float_panel(conv, g, weights, out);
+    in_pieces(conv, row_bytes, |first, count| {
         let bytes = gather(conv, features, first, count);
-        let rows: Vec<f32> = (0..count * depth).map(|i| element::float(conv.precision, &bytes, i)).collect();
-        engine.for_each_chunk(&mut sums, pixels * FLOAT_LANES, |g, out| {
-            let weights =
-                group_weights(conv, g, FLOAT_LANES, |run| element::floats(conv.precision, weights, run));
-            let mut wide = vec![0f64; count * FLOAT_LANES];
-            ork_mac::float_rows(&rows, depth, &weights, &mut wide);
-            for (out, sum) in out[first * FLOAT_LANES..].iter_mut().zip(&wide) {
-                *out = narrow(*sum);
-            }
-        });
+        let row = |m: usize, out: &mut [f32]| {
+            element::floats_into(conv.precision, &bytes[m * row_bytes..(m + 1) * row_bytes], out);
+        };
+        let shape = FloatShape { rows: count, depth, groups: groups(conv) };
+        if count == pixels {
+            return engine.float(float_sums, shape, &row, &panel, &mut sums);
+        }
+        let mut part = vec![0f32; groups(conv) * count * FLOAT_LANES];
+        engine.float(float_sums, shape, &row, &panel, &mut part);
+        let whole = sums.chunks_exact_mut(pixels * FLOAT_LANES);
+        for (whole, part) in whole.zip(part.chunks_exact(count * FLOAT_LANES)) {
+            whole[first * FLOAT_LANES..(first + count) * FLOAT_LANES].copy_from_slice(part);
+        }
     });
     sums
 }
 
-/// A sum as fp32. Which NaN silicon stores is not known; one is as good as another, but it should always be the
-/// same one.
-fn narrow(sum: f64) -> f32 {
-    if sum.is_nan() { f32::NAN } else { sum as f32 }
+/// The weights of group `g` as `[depth][16]` in the order of gathered rows; what a block lacks is 0.
+fn float_panel(conv: &Conv, g: usize, weights: &[u8], out: &mut [f32]) {
+    let size = conv.precision.bits() as usize / 8;
+    let block = conv.block();
+    let used = (conv.kernels - g * conv.group()).min(conv.group());
+    let kind = match conv.precision {
+        Precision::Fp16 => Some(HalfKind::Fp16),
+        Precision::Bf16 => Some(HalfKind::Bf16),
+        _ => None,
+    };
+    let mut from = stream_index(conv, g * conv.group(), 0, 0) * size;
+    let mut stream = Vec::new();
+    let mut rest = out;
+    for first in (0..conv.channels).step_by(block) {
+        let channels = (conv.channels - first).min(block);
+        for _ in 0..conv.taps() {
+            let (out, later) = std::mem::take(&mut rest).split_at_mut(block * FLOAT_LANES);
+            rest = later;
+            let bytes = weights.get(from..).unwrap_or(&[]);
+            let bytes = &bytes[..bytes.len().min(used * channels * size)];
+            from += used * channels * size;
+            // The usual full block.
+            if let (Some(kind), Ok(bytes), Ok(out)) =
+                (kind, bytes.try_into(), <&mut [f32; HALF_BLOCK]>::try_from(&mut *out))
+            {
+                ork_mac::turn_half_block(kind, bytes, out);
+                continue;
+            }
+            stream.resize(used * channels, 0.0);
+            element::floats_into(conv.precision, bytes, &mut stream);
+            out.fill(0.0);
+            for (lane, weights) in stream.chunks_exact(channels).enumerate() {
+                for (out, weight) in out.iter_mut().skip(lane).step_by(FLOAT_LANES).zip(weights) {
+                    *out = *weight;
+                }
+            }
+        }
+    }
 }
 
 /// int4 as int8: a group of 64 kernels becomes two of 32.
@@ -368,7 +402,7 @@ fn feature_at<T>(
 }
 
 /// The plain loops, which define what this unit computes.
-fn plain(conv: &Conv, features: &[u8], weights: &[u8]) -> Sums {
+fn plain(conv: &Conv, float_sums: FloatSums, features: &[u8], weights: &[u8]) -> Sums {
     let group = conv.group();
     let lanes = if conv.depthwise { conv.channels } else { conv.kernels };
     let count = groups(conv) * conv.pixels() * group;
@@ -380,7 +414,7 @@ fn plain(conv: &Conv, features: &[u8], weights: &[u8]) -> Sums {
         for lane in 0..lanes {
             let place = (lane / group * conv.pixels() + pixel) * group + lane % group;
             let channels = if conv.depthwise { lane..lane + 1 } else { 0..conv.channels };
-            let (mut int_sum, mut float_sum) = (0i64, 0f64);
+            let (mut int_sum, mut float_sum) = (0i64, FloatSum::new(float_sums));
             // The order of the stream: block, tap, channel.
             let passes = conv.precision == Precision::Int4 && conv.int4_passes;
             for from in channels.clone().step_by(conv.block()) {
@@ -391,7 +425,7 @@ fn plain(conv: &Conv, features: &[u8], weights: &[u8]) -> Sums {
                         if float {
                             let weight = element::float(conv.precision, weights, index);
                             let feature = feature_at(conv, features, *at, channel, element::float);
-                            float_sum += f64::from(feature) * f64::from(weight);
+                            float_sum.add(feature, weight);
                         } else {
                             let weight = element::int(conv.precision, weights, index);
                             let feature = feature_at(conv, features, *at, channel, element::int);
@@ -404,13 +438,46 @@ fn plain(conv: &Conv, features: &[u8], weights: &[u8]) -> Sums {
                 }
             }
             if float {
-                floats[place] = narrow(float_sum);
+                floats[place] = float_sum.narrow();
             } else {
                 ints[place] = truncate(conv, int_sum);
             }
         }
     }
     if float { Sums::Float(floats) } else { Sums::Int(ints) }
+}
+
+/// A float sum that grows product by product.
+enum FloatSum {
+    Exact(f64),
+    Fast(f32),
+}
+
+impl FloatSum {
+    const fn new(float_sums: FloatSums) -> Self {
+        match float_sums {
+            FloatSums::Exact => Self::Exact(0.0),
+            FloatSums::Fast => Self::Fast(0.0),
+        }
+    }
+
+    fn add(&mut self, feature: f32, weight: f32) {
+        match self {
+            // No product rounds in f64.
+            Self::Exact(sum) => *sum += f64::from(feature) * f64::from(weight),
+            Self::Fast(sum) => *sum = feature.mul_add(weight, *sum),
+        }
+    }
+
+    /// As fp32. Which NaN silicon stores is not known; one is as good as another, but it should always be the same
+    /// one. There is no -0.
+    fn narrow(self) -> f32 {
+        let sum = match self {
+            Self::Exact(sum) => sum as f32,
+            Self::Fast(sum) => sum,
+        };
+        if sum.is_nan() { f32::NAN } else { sum + 0.0 }
+    }
 }
 
 /// Sums of the feature values alone, which the OW stage weighs with its operand (`isa.md` §9.1): one per pixel,

@@ -64,3 +64,30 @@ pub struct JobStats {
     /// Bytes written.
     pub written_bytes: u64,
 }
+
+impl JobStats {
+    /// What came on top of `earlier`.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        Self {
+            words: self.words - earlier.words,
+            macs: self.macs - earlier.macs,
+            feature_bytes: self.feature_bytes - earlier.feature_bytes,
+            weight_bytes: self.weight_bytes - earlier.weight_bytes,
+            operand_bytes: self.operand_bytes - earlier.operand_bytes,
+            written_bytes: self.written_bytes - earlier.written_bytes,
+        }
+    }
+}
+
+/// What one task of a job did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TaskTrace<'a> {
+    /// Which task of the job, counted from 0.
+    pub task: u16,
+    /// Address of its program.
+    pub program: Iova,
+    /// What its units moved and computed.
+    pub stats: JobStats,
+    /// What there is to say about it.
+    pub findings: &'a [Diagnosis],
+}

@@ -36,9 +36,10 @@ mod wdma;
 
 pub use bus::{Access, Bus, BusFault, Span};
 pub use diagnosis::{Category, Diagnosis, Effect, Event, Origin, RegisterValue};
-pub use job::{JobEnd, JobOutcome, JobStats, PcJob};
+pub use job::{JobEnd, JobOutcome, JobStats, PcJob, TaskTrace};
 pub use options::{
     AffineZero, Between, Int4Saturation, LutBelow, Order, Overflow, PointerScope, ResetStages, Silicon,
     SimOptions, StageShift, WideConverter,
 };
+pub use ork_mac::FloatSums;
 pub use pc::Core;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
+use ork_mac::FloatSums;
 use serde::{Deserialize, Serialize};
 
 use crate::core::round_shift;
@@ -11,6 +12,13 @@ pub struct SimOptions {
     pub reference_kernels: bool,
     /// Host threads of the MAC kernels, shared by all cores of the process; 0 takes the available parallelism.
     pub threads: usize,
+    /// In which precision the MAC array adds up fp16, bf16 and tf32 products. `exact` is the default: it does not
+    /// depend on an order of summation, which is not known for silicon, and meets every recorded tolerance with room;
+    /// `fast` is about twice as quick where rows are many.
+    pub float_sums: FloatSums,
+    /// End a job at the first finding, as [`Unmodelled`](crate::JobEnd::Unmodelled), even where silicon would complete
+    /// with wrong results.
+    pub strict: bool,
     /// What sources disagree about.
     pub silicon: Silicon,
 }

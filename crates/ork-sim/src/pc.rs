@@ -10,7 +10,7 @@ use crate::diagnosis::{Category, Diagnosis, Site, Stop, hang, rule, unmodelled};
 use crate::ppu::SmallPool;
 use crate::regs::{RegisterFile, Turn, blocks_of};
 use crate::sdp_lut::Tables;
-use crate::{Bus, JobEnd, JobOutcome, JobStats, PcJob, SimOptions, conv, ppu, timing};
+use crate::{Bus, BusFault, JobEnd, JobOutcome, JobStats, PcJob, SimOptions, TaskTrace, conv, ppu, timing};
 
 /// One NPU core. Register groups, convolution buffer and tables persist from job to job.
 #[derive(Debug)]
@@ -41,6 +41,14 @@ pub(crate) struct Machine<'a> {
     pub(crate) diagnoses: &'a mut Vec<Diagnosis>,
     pub(crate) stats: &'a mut JobStats,
     pub(crate) clock: &'a mut timing::Clock,
+}
+
+impl Machine<'_> {
+    /// Stores to memory.
+    pub(crate) fn store(&mut self, at: Iova, data: &[u8]) -> Result<(), BusFault> {
+        self.cbuf.before_store(self.bus, u64::from(at.0), data.len());
+        self.bus.write(at, data)
+    }
 }
 
 /// How many findings a job keeps; a job of thousands of tasks repeats itself.
@@ -85,6 +93,16 @@ impl Core {
     /// Runs a job as the program controller does when the kernel starts it: fetches and runs exactly
     /// `job.tasks` programs, the first at `job.base`, each later one where its predecessor says.
     pub fn run(&mut self, bus: &dyn Bus, job: &PcJob) -> JobOutcome {
+        self.run_traced(bus, job, &mut |_| {})
+    }
+
+    /// As [`run`](Self::run), and tells `sink` of every task that completed, in order.
+    pub fn run_traced(
+        &mut self,
+        bus: &dyn Bus,
+        job: &PcJob,
+        sink: &mut dyn FnMut(&TaskTrace<'_>),
+    ) -> JobOutcome {
         self.job += 1;
         let mut diagnoses = Vec::new();
         let mut stats = JobStats::default();
@@ -106,6 +124,8 @@ impl Core {
             let mut next = (Some(job.base), Some(job.amount));
             let mut stop = None;
             for task in 0..job.tasks {
+                let (before, findings) = (stats, diagnoses.len());
+                let address = next.0;
                 let result = self.run_task(
                     bus,
                     job,
@@ -117,7 +137,19 @@ impl Core {
                     &mut int_status,
                 );
                 match result {
-                    Ok(end) => next = (end.link, end.amount),
+                    Ok(_) if self.options.strict && !diagnoses.is_empty() => {
+                        stop = Some(Stop::Unmodelled(Box::new(diagnoses.remove(0))));
+                        break;
+                    }
+                    Ok(end) => {
+                        sink(&TaskTrace {
+                            task,
+                            program: address.unwrap_or_default(),
+                            stats: stats.since(&before),
+                            findings: &diagnoses[findings..],
+                        });
+                        next = (end.link, end.amount);
+                    }
                     Err(error) => {
                         stop = Some(error);
                         break;
@@ -139,6 +171,8 @@ impl Core {
             }
             stop
         };
+        // Between jobs the CPU may write to memory.
+        self.cbuf.settle(bus);
         diagnoses.truncate(FINDINGS_MAX);
         let end = match stop {
             None => JobEnd::Done,

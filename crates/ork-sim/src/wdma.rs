@@ -96,7 +96,7 @@ impl Run<'_, '_> {
         let (start, len) = (self.start, self.bytes.len());
         let result = u32::try_from(start)
             .map_err(|_| "the address leaves the 32-bit window".to_owned())
-            .and_then(|at| self.machine.bus.write(Iova(at), &self.bytes).map_err(|e| e.to_string()));
+            .and_then(|at| self.machine.store(Iova(at), &self.bytes).map_err(|e| e.to_string()));
         self.machine.stats.written_bytes += len as u64;
         self.bytes.clear();
         result.map_err(|what| {

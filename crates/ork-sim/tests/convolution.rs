@@ -5,7 +5,9 @@ mod common;
 
 use common::*;
 use half::{bf16, f16};
-use ork_sim::{Core, Int4Saturation, JobEnd, JobOutcome, PointerScope, Silicon, SimOptions, WideConverter};
+use ork_sim::{
+    Core, FloatSums, Int4Saturation, JobEnd, JobOutcome, PointerScope, Silicon, SimOptions, WideConverter,
+};
 
 const A: u32 = PROGRAM + 0x1_0000;
 const B: u32 = PROGRAM + 0x10_0000;
@@ -336,12 +338,26 @@ impl Case {
 }
 
 fn exact(spec: Spec, seed: u64) {
-    for reference in [false, true] {
-        let case = Case::new(spec, seed);
-        let outcome = case.run(&SimOptions { reference_kernels: reference, ..SimOptions::default() }, &[]);
-        assert_clean(&outcome, 1);
-        assert!(case.got() == case.expected(), "{spec:?}, plain loops: {reference}");
+    let mut fast = Vec::new();
+    for reference_kernels in [false, true] {
+        for float_sums in [FloatSums::Exact, FloatSums::Fast] {
+            let case = Case::new(spec, seed);
+            let options = SimOptions { reference_kernels, float_sums, ..SimOptions::default() };
+            assert_clean(&case.run(&options, &[]), 1);
+            let (got, expected) = (case.got(), case.expected());
+            match float_sums {
+                FloatSums::Exact => assert!(got == expected, "{spec:?}, {options:?}"),
+                FloatSums::Fast => {
+                    let near = |(got, expected): (&f64, &f64)| {
+                        (got - expected).abs() <= 2e-3 * (1.0 + expected.abs())
+                    };
+                    assert!(got.iter().zip(&expected).all(near), "{spec:?}, {options:?}");
+                    fast.push(got);
+                }
+            }
+        }
     }
+    assert!(fast[0] == fast[1], "{spec:?}: kernels and plain loops sum in one order");
 }
 
 #[test]
