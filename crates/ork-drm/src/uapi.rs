@@ -16,8 +16,21 @@ pub const VERSION: u32 = read_write(TYPE, 0x00, size_of::<DrmVersion>());
 pub const GET_UNIQUE: u32 = read_write(TYPE, 0x01, size_of::<DrmUnique>());
 /// `DRM_IOCTL_GEM_CLOSE`, [`DrmGemClose`].
 pub const GEM_CLOSE: u32 = write(TYPE, 0x09, size_of::<DrmGemClose>());
+/// `DRM_IOCTL_GEM_FLINK`, [`DrmGemFlink`].
+pub const GEM_FLINK: u32 = read_write(TYPE, 0x0A, size_of::<DrmGemFlink>());
+/// `DRM_IOCTL_GEM_OPEN`, [`DrmGemOpen`].
+pub const GEM_OPEN: u32 = read_write(TYPE, 0x0B, size_of::<DrmGemOpen>());
 /// `DRM_IOCTL_GET_CAP`, [`DrmGetCap`].
 pub const GET_CAP: u32 = read_write(TYPE, 0x0C, size_of::<DrmGetCap>());
+/// `DRM_IOCTL_PRIME_HANDLE_TO_FD`, [`DrmPrimeHandle`].
+pub const PRIME_HANDLE_TO_FD: u32 = read_write(TYPE, 0x2D, size_of::<DrmPrimeHandle>());
+/// `DRM_IOCTL_PRIME_FD_TO_HANDLE`, [`DrmPrimeHandle`].
+pub const PRIME_FD_TO_HANDLE: u32 = read_write(TYPE, 0x2E, size_of::<DrmPrimeHandle>());
+
+/// PRIME flag "close on exec".
+pub const PRIME_CLOEXEC: u32 = 0x8_0000;
+/// PRIME flag "readable and writable".
+pub const PRIME_RDWR: u32 = 2;
 
 /// Capability "PRIME import and export".
 pub const CAP_PRIME: u64 = 5;
@@ -120,6 +133,40 @@ pub struct DrmGemClose {
     pub pad: u32,
 }
 
+/// `struct drm_gem_flink`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DrmGemFlink {
+    /// The object.
+    pub handle: u32,
+    /// Out: its name, the same for all files.
+    pub name: u32,
+}
+
+/// `struct drm_gem_open`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DrmGemOpen {
+    /// The name that FLINK gave.
+    pub name: u32,
+    /// Out: a handle of this file.
+    pub handle: u32,
+    /// Out: bytes.
+    pub size: u64,
+}
+
+/// `struct drm_prime_handle`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DrmPrimeHandle {
+    /// The object: in for export, out for import.
+    pub handle: u32,
+    /// Export: [`PRIME_CLOEXEC`], [`PRIME_RDWR`].
+    pub flags: u32,
+    /// The dma-buf: out for export, in for import.
+    pub fd: i32,
+}
+
 /// `struct drm_get_cap`.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -141,6 +188,10 @@ mod tests {
         assert_eq!(GET_UNIQUE, 0xC010_6401);
         assert_eq!(GEM_CLOSE, 0x4008_6409);
         assert_eq!(GET_CAP, 0xC010_640C);
+        assert_eq!(GEM_FLINK, 0xC008_640A);
+        assert_eq!(GEM_OPEN, 0xC010_640B);
+        assert_eq!(PRIME_HANDLE_TO_FD, 0xC00C_642D);
+        assert_eq!(PRIME_FD_TO_HANDLE, 0xC00C_642E);
     }
 
     #[test]

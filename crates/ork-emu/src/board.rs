@@ -1,26 +1,36 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ork_drm::Errno;
+use ork_drm::{Errno, NodeKind};
 use ork_rknpu::uapi::DOMAINS;
 use ork_sim::{Bus, Core, JobOutcome, PcJob};
 use parking_lot::{Mutex, RwLock};
 
 use crate::CORES;
-use crate::dispatch::VirtualRknpu;
-use crate::domain::{AddressSpace, LiveDomain};
+use crate::action::Meters;
+use crate::dma_buf::VirtualHeap;
+use crate::domain::{AddressSpace, LiveDomain, Placement};
+use crate::fault::Faults;
+use crate::fd_table::{FdTable, HostFds};
 use crate::finding::{Finding, FindingKind};
+use crate::job::Job;
+use crate::lane::Lane;
 use crate::object::Objects;
 use crate::options::{EmuOptions, TimePolicy};
+use crate::rknpu_file::VirtualRknpu;
+use crate::rocket_file::VirtualRocket;
 
 /// Findings that are kept until somebody takes them; older ones make room.
 const FINDINGS_MAX: usize = 4096;
 /// How long a soft reset takes.
 const RESET: Duration = Duration::from_millis(100);
+/// Where memory of a board without IOMMU starts.
+const FIRST_PHYSICAL: u32 = 0x1000_0000;
 
 /// What runs the programs of one core: the NPU model, or a stand-in that a test supplies.
 pub trait Engine: Send {
@@ -38,6 +48,13 @@ impl Engine for Core {
     fn run(&mut self, bus: &dyn Bus, job: &PcJob) -> JobOutcome {
         Core::run(self, bus, job)
     }
+}
+
+/// Which driver something belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Driver {
+    Rknpu,
+    Rocket,
 }
 
 /// An emulated board. Clones are the same board.
@@ -68,14 +85,18 @@ pub(crate) struct Counts {
     pub(crate) handles: Count,
     pub(crate) mappings: Count,
     pub(crate) objects: Count,
+    pub(crate) jobs: Count,
+    pub(crate) fences: Count,
+    pub(crate) dma_bufs: Count,
     pub(crate) dram_bytes: Arc<AtomicU64>,
     pub(crate) view_bytes: Arc<AtomicU64>,
+    pub(crate) iova_bytes: AtomicU64,
+    pub(crate) sram_bytes: AtomicU64,
 }
 
 pub(crate) struct CoreSlot {
     pub(crate) engine: Mutex<Box<dyn Engine>>,
-    /// Tasks that run or wait here.
-    pub(crate) queued_tasks: AtomicU32,
+    pub(crate) lane: Arc<Lane>,
     /// The reset lines were pulsed since the last job.
     pub(crate) reset_due: AtomicBool,
 }
@@ -83,19 +104,34 @@ pub(crate) struct CoreSlot {
 /// What all files of a board share.
 pub(crate) struct Inner {
     pub(crate) options: EmuOptions,
-    spaces: Vec<RwLock<AddressSpace>>,
+    pub(crate) faults: Faults,
+    pub(crate) fds: Arc<dyn FdTable>,
+    /// The table, if it is the default one.
+    host_fds: Option<Arc<HostFds>>,
+    spaces: Vec<Arc<RwLock<AddressSpace>>>,
     pub(crate) live_domain: LiveDomain,
     pub(crate) objects: Mutex<Objects>,
     pub(crate) cores: [CoreSlot; CORES],
     pub(crate) counts: Counts,
-    pub(crate) jobs: AtomicU64,
-    /// Resets that were asked for; a job that sees it change was woken by one.
-    pub(crate) resets: AtomicU64,
+    pub(crate) meters: Meters,
+    jobs: AtomicU64,
+    files: AtomicU64,
+    resetting: AtomicBool,
+    /// Blocking jobs, which a reset wakes.
+    waiting: Mutex<Vec<Weak<Job>>>,
     clock_ns: AtomicU64,
     findings: Mutex<VecDeque<Finding>>,
 }
 
-/// What exists on a board right now. All zero when every file and mapping is gone.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        for core in &self.cores {
+            core.lane.close();
+        }
+    }
+}
+
+/// What exists on a board right now. All zero when every file, mapping and descriptor is gone and no job runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
     /// Open files, counting those that only a mapping keeps.
@@ -106,14 +142,22 @@ pub struct Live {
     pub mappings: u64,
     /// Buffer objects.
     pub objects: u64,
+    /// Jobs that run, wait, or are stuck.
+    pub jobs: u64,
+    /// Fences: pending, or with an open descriptor.
+    pub fences: u64,
+    /// dma-bufs: with an open descriptor, or imported.
+    pub dma_bufs: u64,
     /// Domains other than 0 in which something is mapped.
     pub domains: u64,
     /// Bytes of device memory.
     pub dram_bytes: u64,
     /// Bytes of CPU views of cacheable buffers.
     pub view_bytes: u64,
-    /// Bytes of address space in use, all domains together.
+    /// Bytes of address space in use, all domains and files together.
     pub iova_bytes: u64,
+    /// Bytes of on-chip SRAM in use.
+    pub sram_bytes: u64,
 }
 
 /// Keeps a domain live, as a running job of another process would.
@@ -135,41 +179,109 @@ impl Board {
     /// A board with the NPU model on all cores.
     #[must_use]
     pub fn new(options: &EmuOptions) -> Self {
-        let engine = |index| Box::new(Core::new(index as u8, &options.sim)) as Box<dyn Engine>;
-        Self::with_engines(options, std::array::from_fn(engine))
+        Self::assemble(options, model(options), None)
     }
 
     /// A board with other cores than the NPU model.
     #[must_use]
     pub fn with_engines(options: &EmuOptions, engines: [Box<dyn Engine>; CORES]) -> Self {
+        Self::assemble(options, engines, None)
+    }
+
+    /// A board with the NPU model whose files get their descriptors from the embedder.
+    #[must_use]
+    pub fn with_fd_table(options: &EmuOptions, fds: Arc<dyn FdTable>) -> Self {
+        Self::assemble(options, model(options), Some(fds))
+    }
+
+    fn assemble(
+        options: &EmuOptions,
+        engines: [Box<dyn Engine>; CORES],
+        fds: Option<Arc<dyn FdTable>>,
+    ) -> Self {
         let slot = |engine| CoreSlot {
             engine: Mutex::new(engine),
-            queued_tasks: AtomicU32::new(0),
+            lane: Arc::default(),
             reset_due: AtomicBool::new(false),
         };
+        let (fds, host_fds) = match fds {
+            Some(fds) => (fds, None),
+            None => {
+                let host = Arc::new(HostFds::default());
+                (Arc::clone(&host) as Arc<dyn FdTable>, Some(host))
+            }
+        };
+        let [major, minor, patch] = options.driver_version;
+        let version = major * 10_000 + minor * 100 + patch;
+        // Early drivers report a full window as missing memory.
+        let full = if version < 900 { Errno::ENOMEM } else { Errno::EFAULT };
+        let placement = if options.iommu { Placement::TopDown } else { Placement::BottomUp(FIRST_PHYSICAL) };
+        let wait = Duration::from_millis(options.domain_wait_ms.into());
         Self(Arc::new(Inner {
             options: options.clone(),
-            spaces: (0..DOMAINS).map(|_| RwLock::default()).collect(),
-            live_domain: LiveDomain::new(Duration::from_millis(options.domain_wait_ms.into())),
+            faults: Faults::new(&options.faults),
+            fds,
+            host_fds,
+            spaces: (0..DOMAINS).map(|_| Arc::new(RwLock::new(AddressSpace::new(placement, full)))).collect(),
+            live_domain: LiveDomain::new(wait, version >= 908),
             objects: Mutex::default(),
             cores: engines.map(slot),
             counts: Counts::default(),
+            meters: Meters::default(),
             jobs: AtomicU64::new(0),
-            resets: AtomicU64::new(0),
+            files: AtomicU64::new(0),
+            resetting: AtomicBool::new(false),
+            waiting: Mutex::default(),
             clock_ns: AtomicU64::new(0),
             findings: Mutex::default(),
         }))
     }
 
-    /// Opens the device node.
+    /// Opens the primary node of the vendor driver (`/dev/dri/cardN`).
     #[must_use]
     pub fn open(&self) -> VirtualRknpu {
-        VirtualRknpu::new(Arc::clone(&self.0))
+        VirtualRknpu::new(Arc::clone(&self.0), NodeKind::Card)
+    }
+
+    /// Opens its render node (`/dev/dri/renderDN`).
+    #[must_use]
+    pub fn open_render(&self) -> VirtualRknpu {
+        VirtualRknpu::new(Arc::clone(&self.0), NodeKind::Render)
+    }
+
+    /// Opens the node of the mainline driver (`/dev/accel/accelN`). On a real kernel only one of the two drivers
+    /// owns the cores.
+    #[must_use]
+    pub fn open_rocket(&self) -> VirtualRocket {
+        VirtualRocket::new(Arc::clone(&self.0))
+    }
+
+    /// Opens `/dev/dma_heap/system`.
+    #[must_use]
+    pub fn open_heap(&self) -> VirtualHeap {
+        VirtualHeap::new(self)
+    }
+
+    /// The descriptors that the board gave out.
+    #[must_use]
+    pub fn fds(&self) -> &dyn FdTable {
+        &*self.0.fds
+    }
+
+    /// Closes a descriptor of the default table.
+    ///
+    /// # Errors
+    /// `EBADF` for a number that the board did not give out, and for boards with another table.
+    pub fn close_fd(&self, fd: RawFd) -> Result<(), Errno> {
+        self.0.host_fds.as_ref().ok_or(Errno::EBADF)?.close(fd)
     }
 
     /// What exists right now.
     #[must_use]
     pub fn live(&self) -> Live {
+        if let Some(fds) = &self.0.host_fds {
+            fds.sweep();
+        }
         let counts = &self.0.counts;
         let mapped = |space: &RwLock<AddressSpace>| space.read().mapped_bytes();
         Live {
@@ -177,10 +289,14 @@ impl Board {
             handles: counts.handles.get(),
             mappings: counts.mappings.get(),
             objects: counts.objects.get(),
+            jobs: counts.jobs.get(),
+            fences: counts.fences.get(),
+            dma_bufs: counts.dma_bufs.get(),
             domains: self.0.spaces.iter().skip(1).filter(|space| mapped(space) != 0).count() as u64,
             dram_bytes: counts.dram_bytes.load(Relaxed),
             view_bytes: counts.view_bytes.load(Relaxed),
-            iova_bytes: self.0.spaces.iter().map(mapped).sum(),
+            iova_bytes: counts.iova_bytes.load(Relaxed),
+            sram_bytes: counts.sram_bytes.load(Relaxed),
         }
     }
 
@@ -217,6 +333,10 @@ impl Board {
     }
 }
 
+fn model(options: &EmuOptions) -> [Box<dyn Engine>; CORES] {
+    std::array::from_fn(|index| Box::new(Core::new(index as u8, &options.sim)) as Box<dyn Engine>)
+}
+
 impl fmt::Debug for Board {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Board").field("options", &self.0.options).field("live", &self.live()).finish()
@@ -235,6 +355,12 @@ impl Inner {
         self.version_code() >= 906
     }
 
+    /// Whether a switch of the domain waits for the users of the live one (0.9.8); before domains there is nothing
+    /// to switch.
+    pub(crate) fn counts_domain_users(&self) -> bool {
+        self.version_code() >= 908 || !self.knows_domains()
+    }
+
     /// Whether flag 0x400 means something (0.9.8).
     pub(crate) fn knows_address_packing(&self) -> bool {
         self.version_code() >= 908
@@ -245,11 +371,40 @@ impl Inner {
         if !self.knows_domains() {
             return Ok(0);
         }
-        if (0..DOMAINS).contains(&id) { Ok(id as u8) } else { Err(Errno::EINVAL) }
+        let domains = if self.options.iommu { DOMAINS } else { 1 };
+        if (0..domains).contains(&id) { Ok(id as u8) } else { Err(Errno::EINVAL) }
     }
 
-    pub(crate) fn space(&self, domain: u8) -> &RwLock<AddressSpace> {
+    pub(crate) fn space(&self, domain: u8) -> &Arc<RwLock<AddressSpace>> {
         &self.spaces[usize::from(domain)]
+    }
+
+    pub(crate) fn next_job(&self) -> u64 {
+        self.jobs.fetch_add(1, Relaxed) + 1
+    }
+
+    pub(crate) fn next_file(&self) -> u64 {
+        self.files.fetch_add(1, Relaxed) + 1
+    }
+
+    pub(crate) fn free_sram(&self) -> u64 {
+        self.options.sram_bytes.saturating_sub(self.counts.sram_bytes.load(Relaxed))
+    }
+
+    /// Takes as much SRAM as there is, at most `wanted`.
+    pub(crate) fn take_sram(&self, wanted: u64) -> u64 {
+        let total = self.options.sram_bytes / crate::domain::PAGE_BYTES * crate::domain::PAGE_BYTES;
+        let mut taken = 0;
+        // The closure always gives a value.
+        let _ = self.counts.sram_bytes.fetch_update(Relaxed, Relaxed, |used| {
+            taken = wanted.min(total.saturating_sub(used));
+            Some(used + taken)
+        });
+        taken
+    }
+
+    pub(crate) fn give_sram(&self, bytes: u64) {
+        self.counts.sram_bytes.fetch_sub(bytes, Relaxed);
     }
 
     /// Keeps a finding and sends it to the log.
@@ -263,9 +418,14 @@ impl Inner {
         findings.push_back(finding);
     }
 
-    /// Lets time pass.
-    pub(crate) fn spend(&self, time: Duration) {
+    /// Lets modelled time pass.
+    pub(crate) fn pass(&self, time: Duration) {
         self.clock_ns.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// Lets time pass, on the host too if that is wanted.
+    pub(crate) fn spend(&self, time: Duration) {
+        self.pass(time);
         if self.options.time == TimePolicy::Real {
             std::thread::sleep(time);
         }
@@ -274,15 +434,36 @@ impl Inner {
     /// Soft reset after a time-out: the cores forget everything. Jobs that run on other cores have long ended when
     /// the time limit of this one is reached, so they are not disturbed.
     pub(crate) fn pulse_reset_lines(&self) {
+        if self.options.bypass_soft_reset {
+            return;
+        }
         self.spend(RESET);
         for core in &self.cores {
             core.reset_due.store(true, Relaxed);
         }
     }
 
-    /// Soft reset on demand: also fails the jobs that are running.
+    /// Soft reset on demand: also wakes whoever waits for a job, and ends what the cores are doing. The queues stay
+    /// as they are.
     pub(crate) fn reset(&self) {
-        self.resets.fetch_add(1, Relaxed);
-        self.pulse_reset_lines();
+        if self.options.bypass_soft_reset || self.resetting.swap(true, Relaxed) {
+            return;
+        }
+        self.spend(RESET);
+        for job in self.waiting.lock().drain(..).filter_map(|job| job.upgrade()) {
+            job.wake();
+        }
+        for core in &self.cores {
+            core.lane.cancel_running();
+            core.reset_due.store(true, Relaxed);
+        }
+        self.resetting.store(false, Relaxed);
+    }
+
+    /// Registers a job that somebody waits for.
+    pub(crate) fn expect_reset(&self, job: &Arc<Job>) {
+        let mut waiting = self.waiting.lock();
+        waiting.retain(|job| job.strong_count() != 0);
+        waiting.push(Arc::downgrade(job));
     }
 }

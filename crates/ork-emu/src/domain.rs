@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use ork_drm::Errno;
 use ork_isa::Iova;
-use ork_sim::{Access, Bus, BusFault, Span};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex};
 
 use crate::memory::Dram;
 
@@ -26,17 +25,37 @@ pub(crate) enum Alignment {
     Page,
 }
 
+/// From which end addresses are given out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placement {
+    /// The highest that is free; never address 0.
+    TopDown,
+    /// The lowest that is free, from this one.
+    BottomUp(u32),
+}
+
 /// A buffer and the part of it that is meant.
-type Part<'a> = (&'a Arc<Dram>, Range<usize>);
+pub(crate) type Part<'a> = (&'a Arc<Dram>, Range<usize>);
 
 /// One 32-bit address space: which buffers lie where.
-#[derive(Default)]
 pub(crate) struct AddressSpace {
     buffers: BTreeMap<u32, Arc<Dram>>,
+    placement: Placement,
+    /// What a full window is reported as.
+    full: Errno,
 }
 
 impl AddressSpace {
-    /// Finds the highest free place for `size` bytes (whole pages) and maps what `memory` makes there.
+    pub(crate) fn new(placement: Placement, full: Errno) -> Self {
+        Self { buffers: BTreeMap::new(), placement, full }
+    }
+
+    /// What a full window is reported as.
+    pub(crate) fn full(&self) -> Errno {
+        self.full
+    }
+
+    /// Finds a free place for `size` bytes (whole pages) and maps what `memory` makes there.
     pub(crate) fn map(
         &mut self,
         size: u64,
@@ -44,11 +63,14 @@ impl AddressSpace {
         memory: impl FnOnce() -> Result<Arc<Dram>, Errno>,
     ) -> Result<(u32, Arc<Dram>), Errno> {
         let align = match alignment {
-            Alignment::Size => size.checked_next_power_of_two().ok_or(Errno::EFAULT)?,
+            Alignment::Size => size.checked_next_power_of_two().ok_or(self.full)?,
             Alignment::Page => PAGE_BYTES,
         };
-        // A full window is reported as a failed mapping.
-        let start = self.highest_gap(size, align).ok_or(Errno::EFAULT)?;
+        let place = match self.placement {
+            Placement::TopDown => self.highest_gap(size, align),
+            Placement::BottomUp(first) => self.lowest_gap(size, align, first),
+        };
+        let start = place.ok_or(self.full)?;
         let dram = memory()?;
         self.buffers.insert(start, Arc::clone(&dram));
         Ok((start, dram))
@@ -69,6 +91,17 @@ impl AddressSpace {
         None
     }
 
+    fn lowest_gap(&self, size: u64, align: u64, first: u32) -> Option<u32> {
+        let mut place = u64::from(first).next_multiple_of(align);
+        for (start, dram) in &self.buffers {
+            if place.checked_add(size)? <= u64::from(*start) {
+                break;
+            }
+            place = place.max(u64::from(*start) + dram.len() as u64).next_multiple_of(align);
+        }
+        if place.checked_add(size)? <= WINDOW_BYTES { u32::try_from(place).ok() } else { None }
+    }
+
     pub(crate) fn unmap(&mut self, start: u32) {
         self.buffers.remove(&start);
     }
@@ -77,9 +110,18 @@ impl AddressSpace {
         self.buffers.values().map(|dram| dram.len() as u64).sum()
     }
 
+    /// The first address of some buffer other than the one under `iova` that holds `len` bytes; `turn` chooses.
+    pub(crate) fn elsewhere(&self, iova: Iova, len: u64, turn: u64) -> Option<Iova> {
+        let own = self.buffers.range(..=iova.0).next_back().map(|(start, _)| *start);
+        let fits = |(start, dram): &(&u32, &Arc<Dram>)| Some(**start) != own && dram.len() as u64 >= len;
+        let others: Vec<u32> = self.buffers.iter().filter(fits).map(|(start, _)| *start).collect();
+        let index = usize::try_from(turn % (others.len().max(1) as u64)).unwrap_or(0);
+        others.get(index).map(|start| Iova(*start))
+    }
+
     /// The buffers under `len` bytes from `iova`, each with the part that is meant. Fails at the first address that
     /// is not mapped.
-    fn resolve(&self, iova: Iova, len: u64) -> Result<Vec<Part<'_>>, Iova> {
+    pub(crate) fn resolve(&self, iova: Iova, len: u64) -> Result<Vec<Part<'_>>, Iova> {
         let mut parts = Vec::with_capacity(1);
         let (mut at, end) = (u64::from(iova.0), u64::from(iova.0) + len);
         while at < end {
@@ -97,46 +139,13 @@ impl AddressSpace {
     }
 }
 
-/// What a job sees: one address space, as it is mapped at the moment of each access.
-pub(crate) struct DomainBus<'a> {
-    pub(crate) space: &'a RwLock<AddressSpace>,
-}
-
-impl Bus for DomainBus<'_> {
-    fn read(&self, iova: Iova, len: u64) -> Result<Span<'_>, BusFault> {
-        let space = self.space.read();
-        let parts = space.resolve(iova, len).map_err(|iova| BusFault { iova, len, access: Access::Read })?;
-        Ok(match &parts[..] {
-            [(dram, range)] => Span::new(dram.read(range.clone())),
-            parts => {
-                let mut joined = Vec::with_capacity(len as usize);
-                for (dram, range) in parts {
-                    joined.extend_from_slice(dram.read(range.clone()).as_ref());
-                }
-                Span::new(joined)
-            }
-        })
-    }
-
-    fn write(&self, iova: Iova, data: &[u8]) -> Result<(), BusFault> {
-        let len = data.len() as u64;
-        let space = self.space.read();
-        let parts = space.resolve(iova, len).map_err(|iova| BusFault { iova, len, access: Access::Write })?;
-        let mut rest = data;
-        for (dram, range) in parts {
-            let (own, others) = rest.split_at(range.len());
-            dram.write(range.start, own);
-            rest = others;
-        }
-        Ok(())
-    }
-}
-
 /// Which domain is live, and how many calls and jobs need it to be.
 pub(crate) struct LiveDomain {
     state: Mutex<LiveState>,
     changed: Condvar,
     wait: Duration,
+    /// Whether users are waited for (0.9.8), or the switch is done at once.
+    counted: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -146,8 +155,8 @@ struct LiveState {
 }
 
 impl LiveDomain {
-    pub(crate) fn new(wait: Duration) -> Self {
-        Self { state: Mutex::new(LiveState { domain: 0, users: 0 }), changed: Condvar::new(), wait }
+    pub(crate) fn new(wait: Duration, counted: bool) -> Self {
+        Self { state: Mutex::new(LiveState { domain: 0, users: 0 }), changed: Condvar::new(), wait, counted }
     }
 
     pub(crate) fn current(&self) -> u8 {
@@ -159,7 +168,7 @@ impl LiveDomain {
     pub(crate) fn enter(&self, domain: u8) -> Result<(), Errno> {
         let deadline = Instant::now() + self.wait;
         let mut state = self.state.lock();
-        while state.domain != domain && state.users != 0 {
+        while self.counted && state.domain != domain && state.users != 0 {
             if self.changed.wait_until(&mut state, deadline).timed_out() {
                 return Err(Errno::EINVAL);
             }
@@ -180,15 +189,20 @@ impl LiveDomain {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages::Backing;
+
+    fn top_down() -> AddressSpace {
+        AddressSpace::new(Placement::TopDown, Errno::EFAULT)
+    }
 
     fn map(space: &mut AddressSpace, size: u64, alignment: Alignment) -> Result<u32, Errno> {
-        let memory = || Ok(Arc::new(Dram::new(size as usize, &Arc::default()).unwrap()));
+        let memory = || Ok(Arc::new(Dram::new(Backing::Private, size as usize, &Arc::default()).unwrap()));
         space.map(size, alignment, memory).map(|(start, _)| start)
     }
 
     #[test]
     fn addresses_grow_down_and_touch() {
-        let mut space = AddressSpace::default();
+        let mut space = top_down();
         assert_eq!(map(&mut space, 0x1000, Alignment::Page), Ok(0xFFFF_F000));
         assert_eq!(map(&mut space, 0x15000, Alignment::Page), Ok(0xFFFE_A000));
         assert_eq!(map(&mut space, 0xD000, Alignment::Page), Ok(0xFFFD_D000));
@@ -196,7 +210,7 @@ mod tests {
 
     #[test]
     fn without_the_flag_addresses_are_aligned_to_the_size() {
-        let mut space = AddressSpace::default();
+        let mut space = top_down();
         assert_eq!(map(&mut space, 0x1000, Alignment::Size), Ok(0xFFFF_F000));
         assert_eq!(map(&mut space, 0x15000, Alignment::Size), Ok(0xFFFE_0000));
         assert_eq!(map(&mut space, 0x15000, Alignment::Size), Ok(0xFFFC_0000));
@@ -204,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_highest_gap_that_fits_is_reused() {
-        let mut space = AddressSpace::default();
+        let mut space = top_down();
         let a = map(&mut space, 0x1000, Alignment::Page).unwrap();
         let b = map(&mut space, 0x3000, Alignment::Page).unwrap();
         let c = map(&mut space, 0x1000, Alignment::Page).unwrap();
@@ -217,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_full_window_is_efault_and_address_zero_is_never_used() {
-        let mut space = AddressSpace::default();
+        let mut space = top_down();
         assert_eq!(map(&mut space, WINDOW_BYTES, Alignment::Page), Err(Errno::EFAULT));
         assert_eq!(map(&mut space, WINDOW_BYTES - 0x1000, Alignment::Page), Ok(0x1000));
         assert_eq!(map(&mut space, 0x1000, Alignment::Page), Err(Errno::EFAULT));
@@ -225,44 +239,33 @@ mod tests {
     }
 
     #[test]
-    fn the_bus_crosses_adjacent_buffers_and_faults_in_gaps() {
-        let mut space = AddressSpace::default();
-        let high = map(&mut space, 0x1000, Alignment::Page).unwrap();
-        let low = map(&mut space, 0x1000, Alignment::Page).unwrap();
-        let space = RwLock::new(space);
-        let bus = DomainBus { space: &space };
-        bus.write(Iova(high - 2), &[1, 2, 3, 4]).unwrap();
-        assert_eq!(&*bus.read(Iova(high - 3), 6).unwrap(), [0, 1, 2, 3, 4, 0]);
-        assert_eq!(bus.read(Iova(low), 0x2000).unwrap().len(), 0x2000);
-        assert_eq!(bus.read(Iova(low), 0).unwrap().len(), 0);
-
-        let below = BusFault { iova: Iova(low - 1), len: 2, access: Access::Read };
-        assert_eq!(bus.read(Iova(low - 1), 2).unwrap_err(), below);
-        let past_the_window = bus.write(Iova(0xFFFF_FFFE), &[9; 4]).unwrap_err();
-        assert_eq!((past_the_window.iova, past_the_window.access), (Iova(u32::MAX), Access::Write));
-        assert_eq!(&*bus.read(Iova(0xFFFF_FFFE), 2).unwrap(), [0, 0], "a failed write stores nothing");
+    fn from_below_the_first_address_is_zero() {
+        let mut space = AddressSpace::new(Placement::BottomUp(0), Errno::ENOSPC);
+        let places: Vec<_> =
+            [0x1000, 0x3000, 0x1000].map(|size| map(&mut space, size, Alignment::Page)).into_iter().collect();
+        assert_eq!(places, [Ok(0), Ok(0x1000), Ok(0x4000)]);
+        space.unmap(0x1000);
+        assert_eq!(map(&mut space, 0x2000, Alignment::Page), Ok(0x1000), "the lowest gap that fits");
+        assert_eq!(map(&mut space, 0x2000, Alignment::Page), Ok(0x5000));
+        assert_eq!(map(&mut space, WINDOW_BYTES, Alignment::Page), Err(Errno::ENOSPC));
+        assert_eq!(map(&mut space, WINDOW_BYTES - 0x7000, Alignment::Page), Ok(0x7000));
+        assert_eq!(map(&mut space, 0x1000, Alignment::Page), Ok(0x3000));
+        assert_eq!(map(&mut space, 0x1000, Alignment::Page), Err(Errno::ENOSPC));
     }
 
     #[test]
-    fn one_buffer_is_read_in_place_also_while_a_neighbour_is_written() {
-        let mut space = AddressSpace::default();
-        let high = map(&mut space, 0x1000, Alignment::Page).unwrap();
-        let low = map(&mut space, 0x1000, Alignment::Page).unwrap();
-        let space = RwLock::new(space);
-        let bus = DomainBus { space: &space };
-        let held = bus.read(Iova(high), 16).unwrap();
-        bus.write(Iova(low), &[1; 16]).unwrap();
-        bus.write(Iova(high), &[2; 16]).unwrap();
-        assert_eq!(&*held, [0; 16]);
-        let place = held.as_ptr();
-        drop(held);
-        let again = bus.read(Iova(high), 16).unwrap();
-        assert_eq!((&*again, again.as_ptr()), (&[2; 16][..], place));
+    fn old_drivers_switch_under_users() {
+        let live = LiveDomain::new(Duration::from_secs(60), false);
+        live.enter(1).unwrap();
+        assert_eq!((live.enter(2), live.current()), (Ok(()), 2));
+        live.leave();
+        live.leave();
+        assert_eq!(live.current(), 2);
     }
 
     #[test]
     fn another_domain_waits_for_the_users_of_the_live_one() {
-        let live = LiveDomain::new(Duration::from_millis(20));
+        let live = LiveDomain::new(Duration::from_millis(20), true);
         live.enter(0).unwrap();
         live.enter(0).unwrap();
         assert_eq!(live.enter(1), Err(Errno::EINVAL));
@@ -276,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_waiting_switch_proceeds_when_the_last_user_leaves() {
-        let live = LiveDomain::new(Duration::from_secs(60));
+        let live = LiveDomain::new(Duration::from_secs(60), true);
         live.enter(2).unwrap();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| live.enter(3));

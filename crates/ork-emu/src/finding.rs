@@ -3,6 +3,8 @@ use std::fmt;
 
 use ork_sim::Diagnosis;
 
+use crate::fault::Fault;
+
 /// Something that silicon or a real kernel would have suffered in silence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
@@ -56,11 +58,85 @@ pub enum FindingKind {
         /// Bytes of the buffer.
         buffer: u64,
     },
-    /// Valid on a real kernel, not emulated yet.
+    /// A domain was made live under a job of another one (drivers 0.9.6 and 0.9.7 do not wait): the job's
+    /// addresses mean other buffers from now on.
+    DomainSwitchedUnderJob {
+        /// The job's domain.
+        job_domain: u8,
+        /// The live one.
+        live: u8,
+    },
+    /// A job was thrown away by a later non-blocking submit on its core, which took it for overdue.
+    Reaped,
+    /// A job was still stuck on its core when its file was closed. A real kernel would free it twice.
+    ClosedWhileStuck,
+    /// A job was accepted for a set of cores that no core ever serves.
+    NeverDispatched {
+        /// The cores asked for.
+        core_mask: u32,
+    },
+    /// A job of a `rocket` submit vanished, and the call returned 0.
+    Vanished {
+        /// Index of the job in its submit.
+        index: u32,
+        /// Why.
+        why: Vanishing,
+    },
+    /// A buffer is listed as read and as written by one `rocket` job: it counts as done, and nothing runs.
+    ReadAndWritten {
+        /// The buffer.
+        handle: u32,
+    },
+    /// A `rocket` job ran into its time limit; for its program it looks finished.
+    HiddenTimeout {
+        /// Tasks that had completed.
+        tasks_done: u32,
+    },
+    /// An imported buffer serves as a task array. A real kernel would follow a null pointer.
+    ImportedTaskArray {
+        /// The buffer.
+        obj_addr: u64,
+    },
+    /// The NPU model failed.
+    ModelPanicked,
+    /// A fault of the plan happened.
+    Injected {
+        /// Which one.
+        fault: Fault,
+    },
+    /// Valid on a real kernel, not emulated yet; or unknown.
     NotEmulated {
         /// What.
         what: &'static str,
     },
+}
+
+/// Why a `rocket` job never became one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Vanishing {
+    /// It has no task.
+    NoTasks,
+    /// The distance of its tasks is smaller than a task.
+    Stride,
+    /// A task has no words.
+    EmptyTask,
+    /// It lists a handle that the file does not have.
+    UnknownHandle,
+    /// An array of it cannot be read.
+    BadPointer,
+}
+
+impl fmt::Display for Vanishing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoTasks => "it has no task",
+            Self::Stride => "task_struct_size is smaller than a task",
+            Self::EmptyTask => "a task has no words",
+            Self::UnknownHandle => "it lists an unknown handle",
+            Self::BadPointer => "an array of it cannot be read",
+        })
+    }
 }
 
 impl fmt::Display for Finding {
@@ -100,6 +176,37 @@ impl fmt::Display for FindingKind {
             Self::SyncRange { offset, size, buffer } => {
                 write!(f, "cache maintenance of {offset:#x}+{size:#x} leaves the buffer of {buffer:#x} bytes")
             }
+            Self::DomainSwitchedUnderJob { job_domain, live } => write!(
+                f,
+                "domain {live} became live under a job of domain {job_domain}, whose addresses now mean other \
+                 buffers; this driver version does not wait"
+            ),
+            Self::Reaped => {
+                f.write_str("a later non-blocking submit on this core threw the job away as overdue")
+            }
+            Self::ClosedWhileStuck => f.write_str(
+                "the file was closed while the job was stuck: a real kernel would corrupt memory here",
+            ),
+            Self::NeverDispatched { core_mask } => {
+                write!(f, "the driver has no case for core mask {core_mask:#x}: the job is never dispatched")
+            }
+            Self::Vanished { index, why } => {
+                write!(f, "job {index} of the submit vanished although the call succeeded: {why}")
+            }
+            Self::ReadAndWritten { handle } => write!(
+                f,
+                "buffer {handle} is listed as read and as written: the job counts as done, and nothing ran"
+            ),
+            Self::HiddenTimeout { tasks_done } => {
+                write!(f, "the job timed out after {tasks_done} tasks; PREP_BO will not tell")
+            }
+            Self::ImportedTaskArray { obj_addr } => write!(
+                f,
+                "the task array {obj_addr:#x} is an imported buffer without a kernel address: a real kernel would \
+                 crash here"
+            ),
+            Self::ModelPanicked => f.write_str("the NPU model failed; this is a defect of ork"),
+            Self::Injected { fault } => write!(f, "injected fault: {fault}"),
             Self::NotEmulated { what } => write!(f, "{what} is not emulated"),
         }
     }

@@ -1,247 +1,275 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! SUBMIT: from the ioctl struct to the cores and back.
+//! A job of the vendor driver, on one or several cores.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use ork_drm::Errno;
 use ork_isa::Iova;
-use ork_rknpu::uapi::{RknpuSubcoreTask, RknpuSubmit, RknpuTask, job};
-use ork_sim::{JobEnd, PcJob};
+use ork_rknpu::uapi::{RknpuSubcoreTask, RknpuTask};
+use ork_sim::PcJob;
+use parking_lot::{Condvar, Mutex};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::CORES;
 use crate::board::Inner;
-use crate::domain::DomainBus;
+use crate::bus::Space;
+use crate::chain::{Completion, End, Start};
+use crate::fence::SyncFile;
 use crate::finding::FindingKind;
+use crate::lane::{Verdict, Work};
 use crate::object::Object;
+use crate::options::Coherency;
 
-/// Cores of the chip, as a mask.
-const CORE_MASK: u32 = (1 << CORES) - 1;
-/// Tasks that the hardware counts in one go.
-const SLICE_TASKS_MAX: u32 = ork_isa::soc::RK3588.tasks_per_chain_max;
-/// Words of the trailer, which `regcfg_amount` leaves out.
-const TRAILER_WORDS: u32 = 4;
-/// Words that the program controller fetches per unit of its amount.
-const WORDS_PER_BEAT: u32 = 2;
 const TASK_BYTES: u64 = size_of::<RknpuTask>() as u64;
-/// The kernel pauses so long before it aborts a job without the PC flag.
-const ABORT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A job that passed validation.
-struct Job {
+/// What one core has to do.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) core: u8,
+    pub(crate) range: RknpuSubcoreTask,
+    state: PartState,
+}
+
+#[derive(Clone, Copy)]
+enum PartState {
+    Queued,
+    Running,
+    Done(Duration),
+    Stuck { committed: Instant, counter: u32 },
+    Unmodelled { counter: u32 },
+    Failed,
+}
+
+impl Part {
+    pub(crate) fn new(core: u8, range: RknpuSubcoreTask) -> Self {
+        Self { core, range, state: PartState::Queued }
+    }
+}
+
+/// What a submit asks for.
+pub(crate) struct Order {
+    pub(crate) file: u64,
+    pub(crate) number: u64,
+    pub(crate) tasks: Arc<Object>,
+    pub(crate) domain: u8,
+    pub(crate) dma_base: Iova,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) nonblock: bool,
+    pub(crate) timeout_ms: u32,
+    pub(crate) fence: Option<SyncFile>,
+}
+
+pub(crate) struct Job {
+    board: Arc<Inner>,
+    file: u64,
     number: u64,
-    tasks: Arc<Object>,
-    domain: u8,
+    space: Space,
     dma_base: Iova,
-    timeout: Duration,
+    nonblock: bool,
+    timeout_ms: u32,
+    cancelled: AtomicBool,
+    /// Its file is gone.
+    orphan: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
 }
 
-/// What became of the part of a job that one core ran.
-struct CoreReport {
-    end: CoreEnd,
-    /// Tasks that the hardware counted in the current slice.
-    counter: u32,
-    elapsed: Duration,
+struct State {
+    parts: Vec<Part>,
+    /// By somebody's reset.
+    woken: bool,
+    discarded: bool,
+    /// What the job holds until it ends.
+    held: Option<Held>,
 }
 
-enum CoreEnd {
-    Done,
-    TimedOut,
-    Unmodelled,
-    /// Somebody else reset the NPU.
+/// Let go as soon as a job has ended, whoever still looks at it; so is its use of the domain.
+struct Held {
+    tasks: Arc<Object>,
+    fence: Option<SyncFile>,
+}
+
+/// How a job ended for the call that waits for it.
+pub(crate) enum Settled {
+    Done { elapsed: Duration },
+    Stuck { committed: Instant, counter: u32 },
+    Unmodelled { counter: u32 },
+    Failed,
     Woken,
-    /// The task range is no range.
-    Refused,
+    Discarded,
+    NeverCommitted,
 }
 
-/// Runs a blocking submit. Non-blocking ones would queue `run_on` with a worker per core and return.
-pub(crate) fn submit(board: &Arc<Inner>, argument: &mut RknpuSubmit) -> Result<(), Errno> {
-    if argument.task_number == 0 || argument.core_mask > CORE_MASK {
-        return Err(Errno::EINVAL);
-    }
-    if argument.flags & (job::FENCE_IN | job::FENCE_OUT) != 0 {
-        // As a kernel built without fences.
-        return Err(Errno::EINVAL);
-    }
-    if argument.flags & job::NONBLOCK != 0 {
-        board.report(None, 0, FindingKind::NotEmulated { what: "non-blocking submission" });
-        return Err(Errno::EINVAL);
-    }
-    if argument.flags & job::PC == 0 {
-        board.spend(ABORT_PAUSE);
-        return Err(Errno::EINVAL);
-    }
-    let number = board.jobs.fetch_add(1, Relaxed) + 1;
-    let cores = choose_cores(board, argument.core_mask).ok_or(Errno::EINVAL)?;
-    let job = Job {
-        number,
-        tasks: task_array(board, argument.task_obj_addr, cores[0], number)?,
-        domain: board.domain_id(argument.iommu_domain_id as i32)?,
-        dma_base: Iova(argument.task_base_addr as u32),
-        timeout: Duration::from_millis(argument.timeout.into()),
-    };
-    let ranges: Vec<_> = cores.iter().map(|core| range_of(argument, *core, cores.len())).collect();
-
-    board.live_domain.enter(job.domain)?;
-    let reports = run(board, &job, &cores, &ranges);
-    board.live_domain.leave();
-
-    for (core, (report, range)) in cores.iter().zip(reports.iter().zip(&ranges)) {
-        if matches!(report.end, CoreEnd::Refused) {
-            let capacity = job.tasks.size / TASK_BYTES;
-            let kind = FindingKind::TaskRange { start: range.task_start, count: range.task_number, capacity };
-            board.report(Some(*core), number, kind);
-        }
-    }
-    conclude(argument, &reports)
-}
-
-/// The cores of a mask; `None` for the two masks that the driver accepts but has no case for.
-fn choose_cores(board: &Inner, mask: u32) -> Option<Vec<u8>> {
-    match mask {
-        0 => {
-            // The least loaded one; the first among equals.
-            let load = |core: &u8| board.cores[usize::from(*core)].queued_tasks.load(Relaxed);
-            (0..CORES as u8).min_by_key(load).map(|core| vec![core])
-        }
-        0b101 | 0b110 => None,
-        _ => Some((0..CORES as u8).filter(|core| mask & (1 << core) != 0).collect()),
-    }
-}
-
-/// The entry that a core uses: its own for one or two cores, the one two further on for three.
-fn range_of(argument: &RknpuSubmit, core: u8, cores: usize) -> RknpuSubcoreTask {
-    let shift = if cores == 3 { 2 } else { 0 };
-    argument.subcore_task[usize::from(core) + shift]
-}
-
-fn task_array(board: &Inner, address: u64, core: u8, number: u64) -> Result<Arc<Object>, Errno> {
-    let object = board.objects.lock().at_address(address);
-    let refuse = |kind| {
-        board.report(Some(core), number, kind);
-        Errno::EINVAL
-    };
-    match object {
-        Some(object) if object.has_kernel_mapping() => Ok(object),
-        Some(_) => Err(refuse(FindingKind::NoKernelMapping { obj_addr: address })),
-        None => Err(refuse(FindingKind::UnknownObject { obj_addr: address })),
-    }
-}
-
-/// Runs the parts of a job, at once if they are several.
-fn run(board: &Inner, job: &Job, cores: &[u8], ranges: &[RknpuSubcoreTask]) -> Vec<CoreReport> {
-    if let ([core], [range]) = (cores, ranges) {
-        return vec![run_on(board, job, *core, *range)];
-    }
-    std::thread::scope(|scope| {
-        let parts: Vec<_> = cores
-            .iter()
-            .zip(ranges)
-            .map(|(core, range)| scope.spawn(move || run_on(board, job, *core, *range)))
-            .collect();
-        let panicked = "the simulator does not panic";
-        parts.into_iter().map(|part| part.join().expect(panicked)).collect()
-    })
-}
-
-/// Runs one core's part of a job, when the core is free.
-fn run_on(board: &Inner, job: &Job, core: u8, range: RknpuSubcoreTask) -> CoreReport {
-    let RknpuSubcoreTask { task_start: start, task_number: count } = range;
-    let mut report = CoreReport { end: CoreEnd::Refused, counter: 0, elapsed: Duration::ZERO };
-    let end = u64::from(start) + u64::from(count);
-    if count == 0 || end * TASK_BYTES > job.tasks.size {
-        return report;
-    }
-    let slot = &board.cores[usize::from(core)];
-    slot.queued_tasks.fetch_add(count, Relaxed);
-    let mut engine = slot.engine.lock();
-    let resets = board.resets.load(Relaxed);
-
-    let mut first = u64::from(start);
-    while first < end {
-        let tasks = (end - first).min(SLICE_TASKS_MAX.into());
-        if slot.reset_due.swap(false, Relaxed) {
-            engine.reset();
-        }
-        let last = first + tasks - 1;
-        let mut last_task = read_task(&job.tasks, last);
-        let pc_job = pc_job(job, &read_task(&job.tasks, first), &last_task, tasks as u16);
-        let bus = DomainBus { space: board.space(job.domain) };
-        let outcome = engine.run(&bus, &pc_job);
-
-        for diagnosis in outcome.diagnoses {
-            board.report(Some(core), job.number, FindingKind::Simulator(diagnosis));
-        }
-        report.counter = u32::from(outcome.tasks_done);
-        report.end = match outcome.end {
-            JobEnd::Done => {
-                let int_status = widen(outcome.int_status & pc_job.int_mask);
-                // With an empty mask no interrupt is ever raised.
-                if int_status == pc_job.int_mask && int_status != 0 {
-                    last_task.int_status = int_status;
-                    write_task(&job.tasks, last, &last_task);
-                    CoreEnd::Done
-                } else {
-                    let int_mask = pc_job.int_mask;
-                    let kind = FindingKind::NeverCompletes { int_mask, int_status };
-                    board.report(Some(core), job.number, kind);
-                    CoreEnd::TimedOut
-                }
-            }
-            JobEnd::Hang(diagnosis) => {
-                board.report(Some(core), job.number, FindingKind::Simulator(diagnosis));
-                CoreEnd::TimedOut
-            }
-            JobEnd::Unmodelled(diagnosis) => {
-                board.report(Some(core), job.number, FindingKind::Simulator(diagnosis));
-                CoreEnd::Unmodelled
-            }
+impl Job {
+    /// A job whose domain is live and counted for it.
+    pub(crate) fn new(board: &Arc<Inner>, order: Order) -> Self {
+        let Order { file, number, tasks, domain, dma_base, parts, nonblock, timeout_ms, fence } = order;
+        let space = if board.counts_domain_users() {
+            Space::Fixed(Arc::clone(board.space(domain)))
+        } else {
+            Space::Live { wanted: domain }
         };
-        match report.end {
-            CoreEnd::Done => {
-                let took = Duration::from_secs_f64(outcome.modelled_us.max(0.0) / 1e6);
-                board.spend(took);
-                report.elapsed += took;
-            }
-            CoreEnd::TimedOut => {
-                board.spend(job.timeout);
-                board.pulse_reset_lines();
-            }
-            // Nobody knows what state such a program leaves.
-            _ => slot.reset_due.store(true, Relaxed),
+        board.counts.jobs.up();
+        Self {
+            board: Arc::clone(board),
+            file,
+            number,
+            space,
+            dma_base,
+            nonblock,
+            timeout_ms,
+            cancelled: AtomicBool::new(false),
+            orphan: AtomicBool::new(false),
+            state: Mutex::new(State {
+                parts,
+                woken: false,
+                discarded: false,
+                held: Some(Held { tasks, fence }),
+            }),
+            changed: Condvar::new(),
         }
-        if board.resets.load(Relaxed) != resets {
-            report.end = CoreEnd::Woken;
-        }
-        if !matches!(report.end, CoreEnd::Done) {
-            break;
-        }
-        first += tasks;
     }
-    drop(engine);
-    slot.queued_tasks.fetch_sub(count, Relaxed);
-    report
-}
 
-/// What the driver writes into a core's registers to start it.
-fn pc_job(job: &Job, first: &RknpuTask, last: &RknpuTask, tasks: u16) -> PcJob {
-    let beats = first.regcfg_amount.saturating_add(TRAILER_WORDS).div_ceil(WORDS_PER_BEAT);
-    PcJob {
-        base: Iova(first.regcmd_addr as u32),
-        amount: (beats - 1) as u16,
-        tasks,
-        dma_base: job.dma_base,
-        int_mask: last.int_mask,
-        int_clear: first.int_mask,
+    /// Puts the job into the queues of its cores.
+    pub(crate) fn queue(self: &Arc<Self>) -> Result<(), Errno> {
+        if !self.nonblock {
+            self.board.expect_reset(self);
+        }
+        let cores: Vec<u8> = self.state.lock().parts.iter().map(|part| part.core).collect();
+        for core in cores {
+            let work: Arc<dyn Work> = Arc::clone(self) as _;
+            if let Err(errno) = self.board.cores[usize::from(core)].lane.push(core, work) {
+                self.cancel();
+                self.take_off();
+                return Err(errno);
+            }
+        }
+        Ok(())
     }
-}
 
-/// Each pair of event bits, one per register group, counts as a whole.
-fn widen(status: u32) -> u32 {
-    const EVEN: u32 = 0x5555_5555;
-    status | ((status & EVEN) << 1) | ((status >> 1) & EVEN)
+    /// Takes the job off all cores and ends its use of the domain.
+    pub(crate) fn take_off(self: &Arc<Self>) {
+        let work: Arc<dyn Work> = Arc::clone(self) as _;
+        for slot in &self.board.cores {
+            slot.lane.remove(&work);
+        }
+        self.release();
+    }
+
+    /// Lets go of all that the job holds, once; gives its fence.
+    fn release(&self) -> Option<SyncFile> {
+        let held = self.state.lock().held.take()?;
+        self.let_go(held)
+    }
+
+    fn let_go(&self, held: Held) -> Option<SyncFile> {
+        drop(held.tasks);
+        self.board.leave_domain(self.number);
+        self.board.counts.jobs.down();
+        held.fence
+    }
+
+    /// A reset wakes whoever waits.
+    pub(crate) fn wake(&self) {
+        let mut state = self.state.lock();
+        let done = |part: &Part| matches!(part.state, PartState::Done(_));
+        if !state.parts.iter().all(done) {
+            state.woken = true;
+            self.cancelled.store(true, Relaxed);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Whether a part waits behind a job that nobody takes away.
+    pub(crate) fn is_blocked(&self) -> bool {
+        let queued: Vec<u8> = {
+            let state = self.state.lock();
+            let queued = |part: &&Part| matches!(part.state, PartState::Queued);
+            state.parts.iter().filter(queued).map(|part| part.core).collect()
+        };
+        queued.iter().any(|core| self.board.cores[usize::from(*core)].lane.is_blocked())
+    }
+
+    /// How the job ended, if it has; waits a little.
+    pub(crate) fn settled(&self, wait: Duration) -> Option<Settled> {
+        let mut state = self.state.lock();
+        if let Some(settled) = state.settled() {
+            if !matches!(settled, Settled::Stuck { .. }) {
+                return Some(settled);
+            }
+            // It may still be woken before its time is over.
+            if self.board.options.time == crate::TimePolicy::Real {
+                self.changed.wait_for(&mut state, wait);
+            }
+            return state.settled();
+        }
+        self.changed.wait_for(&mut state, wait);
+        state.settled()
+    }
+
+    /// Notes what became of a core's part. When all are done, so is the job: it lets go of what it holds before
+    /// anybody can see that.
+    fn set(&self, core: u8, new: PartState) {
+        let mut state = self.state.lock();
+        let done = |part: &Part| part.core == core || matches!(part.state, PartState::Done(_));
+        let mut fence = None;
+        if matches!(new, PartState::Done(_)) && state.parts.iter().all(done) {
+            let held = state.held.take();
+            drop(state);
+            fence = held.and_then(|held| self.let_go(held));
+            state = self.state.lock();
+        }
+        for part in state.parts.iter_mut().filter(|part| part.core == core) {
+            part.state = new;
+        }
+        drop(state);
+        self.changed.notify_all();
+        if let Some(fence) = fence {
+            fence.signal();
+        }
+    }
+
+    fn run_range(&self, core: u8, range: RknpuSubcoreTask, tasks: &Object, committed: Instant) -> PartState {
+        let chip = self.board.options.soc.chip();
+        let start = Start {
+            board: &self.board,
+            core,
+            job: self.number,
+            space: &self.space,
+            cancelled: &self.cancelled,
+            polled: self.nonblock || self.board.options.coherency == Coherency::Shared,
+            completion: Completion::AllOfMask,
+        };
+        let (mut first, end) =
+            (u64::from(range.task_start), u64::from(range.task_start) + u64::from(range.task_number));
+        let mut elapsed = Duration::ZERO;
+        while first < end {
+            let count = (end - first).min(chip.tasks_max().into());
+            let last = first + count - 1;
+            let (first_task, mut last_task) = (read_task(tasks, first), read_task(tasks, last));
+            let outcome = start.run(&PcJob {
+                base: Iova(first_task.regcmd_addr as u32),
+                amount: chip.beats(first_task.regcfg_amount),
+                tasks: count as u16,
+                dma_base: self.dma_base,
+                int_mask: last_task.int_mask,
+                int_clear: first_task.int_mask,
+            });
+            match outcome.end {
+                End::Done => {}
+                End::Stuck => return PartState::Stuck { committed, counter: outcome.counter },
+                End::Unmodelled => return PartState::Unmodelled { counter: outcome.counter },
+            }
+            if !self.nonblock {
+                last_task.int_status = outcome.int_status;
+                tasks.kernel_write((last * TASK_BYTES) as usize, last_task.as_bytes());
+            }
+            elapsed += outcome.elapsed;
+            first += count;
+        }
+        PartState::Done(elapsed)
+    }
 }
 
 fn read_task(array: &Object, index: u64) -> RknpuTask {
@@ -250,67 +278,105 @@ fn read_task(array: &Object, index: u64) -> RknpuTask {
     task
 }
 
-fn write_task(array: &Object, index: u64, task: &RknpuTask) {
-    array.kernel_write((index * TASK_BYTES) as usize, task.as_bytes());
+impl State {
+    fn settled(&self) -> Option<Settled> {
+        if self.woken {
+            return Some(Settled::Woken);
+        }
+        if self.discarded {
+            return Some(Settled::Discarded);
+        }
+        let under_way = |part: &Part| matches!(part.state, PartState::Queued | PartState::Running);
+        if self.parts.iter().any(under_way) {
+            return None;
+        }
+        let find = |wanted: fn(&PartState) -> Option<Settled>| {
+            self.parts.iter().find_map(|part| wanted(&part.state))
+        };
+        let failed = find(|part| matches!(part, PartState::Failed).then_some(Settled::Failed));
+        let unmodelled = find(|part| match part {
+            PartState::Unmodelled { counter } => Some(Settled::Unmodelled { counter: *counter }),
+            _ => None,
+        });
+        let stuck = find(|part| match part {
+            PartState::Stuck { committed, counter } => {
+                Some(Settled::Stuck { committed: *committed, counter: *counter })
+            }
+            _ => None,
+        });
+        let elapsed = |part: &Part| match part.state {
+            PartState::Done(elapsed) => elapsed,
+            _ => Duration::ZERO,
+        };
+        let longest = self.parts.iter().map(elapsed).max().unwrap_or_default();
+        Some(failed.or(unmodelled).or(stuck).unwrap_or(Settled::Done { elapsed: longest }))
+    }
 }
 
-/// Puts the outcome into the caller's struct, which is copied out in any case.
-fn conclude(argument: &mut RknpuSubmit, reports: &[CoreReport]) -> Result<(), Errno> {
-    let failed = |wanted: fn(&CoreEnd) -> bool| reports.iter().find(|report| wanted(&report.end));
-    if failed(|end| matches!(end, CoreEnd::Refused | CoreEnd::Woken)).is_some() {
-        return Err(Errno::EINVAL);
-    }
-    if let Some(report) = failed(|end| matches!(end, CoreEnd::Unmodelled)) {
-        argument.task_counter = report.counter;
-        return Err(Errno::EOPNOTSUPP);
-    }
-    if let Some(report) = failed(|end| matches!(end, CoreEnd::TimedOut)) {
-        argument.task_counter = report.counter;
-        return Err(Errno::ETIMEDOUT);
-    }
-    argument.task_counter = argument.task_number;
-    let longest = reports.iter().map(|report| report.elapsed).max().unwrap_or_default();
-    argument.hw_elapse_time = i64::try_from(longest.as_nanos()).unwrap_or(i64::MAX);
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn amounts_include_the_trailer_and_round_up() {
-        let job = |regcfg_amount, regcmd_addr| {
-            let task = RknpuTask { regcfg_amount, regcmd_addr, int_mask: 0x300, ..Default::default() };
-            let board = crate::Board::new(&crate::EmuOptions::default());
-            let request = ork_rknpu::uapi::RknpuMemCreate { size: 1, ..Default::default() };
-            let tasks = Object::allocate(&board.0, &request, 0).unwrap();
-            let job = Job { number: 1, tasks, domain: 0, dma_base: Iova(0), timeout: Duration::ZERO };
-            pc_job(&job, &task, &task, 1)
+impl Work for Job {
+    fn run(&self, core: u8) -> Verdict {
+        let part = {
+            let state = self.state.lock();
+            let range = state.parts.iter().find(|part| part.core == core).map(|part| part.range);
+            range.zip(state.held.as_ref().map(|held| Arc::clone(&held.tasks)))
         };
-        for (words, amount) in [(104, 53), (108, 55), (13, 8), (12, 7), (17, 10)] {
-            assert_eq!(job(words, 0).amount, amount, "{words} words");
-        }
-        assert_eq!(job(12, 0x1_8000_0040).base, Iova(0x8000_0040), "the address is cut to 32 bits");
-    }
-
-    #[test]
-    fn event_pairs_are_widened() {
-        for (status, wide) in [(0x100, 0x300), (0x200, 0x300), (0x300, 0x300), (0x400, 0xC00), (0, 0)] {
-            assert_eq!(widen(status), wide);
+        let Some((range, tasks)) = part.filter(|_| !self.cancelled.load(Relaxed)) else {
+            return Verdict::Free;
+        };
+        self.set(core, PartState::Running);
+        let end = self.run_range(core, range, &tasks, Instant::now());
+        // Before anybody learns of the end.
+        drop(tasks);
+        self.set(core, end);
+        match end {
+            PartState::Stuck { .. } => Verdict::Stuck,
+            // Nobody will be told; for a program it is a job that never ends.
+            PartState::Unmodelled { .. } if self.nonblock => Verdict::Stuck,
+            _ => Verdict::Free,
         }
     }
 
-    #[test]
-    fn ranges_follow_the_number_of_cores() {
-        let subcore_task =
-            std::array::from_fn(|i| RknpuSubcoreTask { task_start: i as u32, task_number: 10 + i as u32 });
-        let argument = RknpuSubmit { subcore_task, ..Default::default() };
-        let starts = |cores: &[u8]| -> Vec<u32> {
-            cores.iter().map(|core| range_of(&argument, *core, cores.len()).task_start).collect()
-        };
-        assert_eq!(starts(&[2]), [2]);
-        assert_eq!(starts(&[0, 1]), [0, 1]);
-        assert_eq!(starts(&[0, 1, 2]), [2, 3, 4]);
+    fn panicked(&self, core: u8) {
+        self.board.report(Some(core), self.number, FindingKind::ModelPanicked);
+        self.set(core, PartState::Failed);
+        if self.nonblock {
+            self.release();
+        }
+    }
+
+    fn load(&self, core: u8) -> u32 {
+        let state = self.state.lock();
+        if state.held.is_none() {
+            return 0;
+        }
+        state.parts.iter().filter(|part| part.core == core).map(|part| part.range.task_number).sum()
+    }
+
+    fn cancel(&self) {
+        self.cancelled.store(true, Relaxed);
+    }
+
+    fn discard(&self) {
+        self.state.lock().discarded = true;
+        let kind = if self.is_orphan() { FindingKind::ClosedWhileStuck } else { FindingKind::Reaped };
+        self.board.report(None, self.number, kind);
+        self.changed.notify_all();
+        self.release();
+    }
+
+    fn time_limit_ms(&self) -> Option<u32> {
+        self.nonblock.then_some(self.timeout_ms)
+    }
+
+    fn file(&self) -> u64 {
+        self.file
+    }
+
+    fn orphan(&self) {
+        self.orphan.store(true, Relaxed);
+    }
+
+    fn is_orphan(&self) -> bool {
+        self.orphan.load(Relaxed)
     }
 }

@@ -8,52 +8,17 @@
 
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use memmap2::MmapMut;
 use parking_lot::Mutex;
+
+use crate::pages::{Backing, Pages};
 
 /// Bytes of a cache line.
 pub(crate) const LINE_BYTES: u64 = 64;
-
-/// Zeroed pages that the host provides when they are touched.
-struct Pages {
-    start: NonNull<u8>,
-    len: usize,
-    /// Counter of the board that includes these pages.
-    total: Arc<AtomicU64>,
-    /// Owns the memory; only accessed through `start`.
-    _map: MmapMut,
-}
-
-// SAFETY: plain memory; every access goes through methods that state who may touch what.
-unsafe impl Send for Pages {}
-// SAFETY: as above.
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    fn new(len: usize, total: &Arc<AtomicU64>) -> io::Result<Self> {
-        let mut map = MmapMut::map_anon(len)?;
-        let start = NonNull::from(&mut map[..]).cast();
-        total.fetch_add(len as u64, Relaxed);
-        Ok(Self { start, len, total: Arc::clone(total), _map: map })
-    }
-
-    /// Address of a byte range, which must lie inside.
-    fn at(&self, range: &Range<usize>) -> *mut u8 {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} bytes", self.len);
-        // SAFETY: inside the allocation, by the check above.
-        unsafe { self.start.as_ptr().add(range.start) }
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        self.total.fetch_sub(self.len as u64, Relaxed);
-    }
-}
 
 /// What the NPU sees of a buffer.
 pub(crate) struct Dram {
@@ -91,19 +56,25 @@ impl Borrows {
 }
 
 impl Dram {
-    pub(crate) fn new(len: usize, total: &Arc<AtomicU64>) -> io::Result<Self> {
-        Ok(Self { pages: Pages::new(len, total)?, state: Mutex::default(), written: AtomicBool::new(false) })
+    pub(crate) fn new(backing: Backing, len: usize, total: &Arc<AtomicU64>) -> io::Result<Self> {
+        let pages = Pages::new(backing, len, total)?;
+        Ok(Self { pages, state: Mutex::default(), written: AtomicBool::new(false) })
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.pages.len
+        self.pages.len()
+    }
+
+    /// The file behind the memory, if others may map it.
+    pub(crate) fn memfd(&self) -> Option<&Arc<OwnedFd>> {
+        self.pages.memfd()
     }
 
     /// The first byte, for a CPU mapping of a buffer that is not cacheable.
     pub(crate) fn start(&self) -> NonNull<u8> {
         // The CPU may write it from now on, unseen.
         self.written.store(true, Relaxed);
-        self.pages.start
+        self.pages.start()
     }
 
     /// The bytes of a range, without copying where possible.
@@ -223,8 +194,8 @@ pub(crate) struct CpuView {
 
 impl CpuView {
     /// A view that starts with what the memory holds.
-    pub(crate) fn new(dram: &Dram, total: &Arc<AtomicU64>) -> io::Result<Self> {
-        let view = Self { pages: Pages::new(dram.len(), total)? };
+    pub(crate) fn new(backing: Backing, dram: &Dram, total: &Arc<AtomicU64>) -> io::Result<Self> {
+        let view = Self { pages: Pages::new(backing, dram.len(), total)? };
         if dram.written.load(Relaxed) {
             view.load(dram, 0..dram.len());
         }
@@ -233,7 +204,12 @@ impl CpuView {
 
     /// The first byte.
     pub(crate) fn start(&self) -> NonNull<u8> {
-        self.pages.start
+        self.pages.start()
+    }
+
+    /// The file behind the view, if others may map it.
+    pub(crate) fn memfd(&self) -> Option<&Arc<OwnedFd>> {
+        self.pages.memfd()
     }
 
     /// A range of bytes.
@@ -262,7 +238,7 @@ mod tests {
     use super::*;
 
     fn dram(len: usize) -> Arc<Dram> {
-        Arc::new(Dram::new(len, &Arc::default()).unwrap())
+        Arc::new(Dram::new(Backing::Private, len, &Arc::default()).unwrap())
     }
 
     fn bytes(dram: &Dram, range: Range<usize>) -> Vec<u8> {
@@ -315,7 +291,7 @@ mod tests {
     fn a_view_starts_with_the_memory_and_then_stands_apart() {
         let dram = dram(4096);
         dram.write(100, &[5; 4]);
-        let view = CpuView::new(&dram, &Arc::default()).unwrap();
+        let view = CpuView::new(Backing::Private, &dram, &Arc::default()).unwrap();
         assert_eq!(view.read(99..105), [0, 5, 5, 5, 5, 0]);
         view.write(100, &[6]);
         dram.write(103, &[7]);
@@ -326,7 +302,7 @@ mod tests {
     #[test]
     fn pages_are_counted_while_they_live() {
         let total = Arc::new(AtomicU64::new(0));
-        let dram = Dram::new(8192, &total).unwrap();
+        let dram = Dram::new(Backing::Private, 8192, &total).unwrap();
         assert_eq!(total.load(Relaxed), 8192);
         drop(dram);
         assert_eq!(total.load(Relaxed), 0);

@@ -1,16 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Buffer objects.
 
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
 use ork_drm::{Errno, Mapping};
-use ork_rknpu::uapi::{RknpuMemCreate, mem, sync};
-use parking_lot::Mutex;
+use ork_rknpu::uapi::sync;
+use parking_lot::{Mutex, RwLock};
 
-use crate::board::Inner;
-use crate::domain::{Alignment, PAGE_BYTES};
+use crate::board::{Driver, Inner};
+use crate::dma_buf::{self, Content, DmaBuf};
+use crate::domain::{AddressSpace, Alignment, PAGE_BYTES};
+use crate::fault::Fault;
 use crate::finding::FindingKind;
+use crate::grant::Grant;
 use crate::memory::{CpuView, Dram, LINE_BYTES};
+use crate::options::Coherency;
+use crate::pages::Backing;
+use crate::rocket_job::Completion;
 
 /// First fake mmap offset.
 const FIRST_OFFSET: u64 = 0x1_0000_0000;
@@ -18,33 +27,64 @@ const FIRST_OFFSET: u64 = 0x1_0000_0000;
 const FIRST_OBJECT_ADDRESS: u64 = 0xFFFF_FF81_0000_0000;
 const OBJECT_ADDRESS_STEP: u64 = 0x400;
 
-/// A buffer object: alive while a handle, a mapping or a call refers to it.
+/// A buffer object: alive while a handle, a mapping, a dma-buf or a call refers to it.
 pub(crate) struct Object {
     board: Arc<Inner>,
+    pub(crate) driver: Driver,
     dram: Arc<Dram>,
+    /// All of it, in whole pages.
     pub(crate) size: u64,
-    flags: u32,
+    /// What of it lies in on-chip SRAM.
+    pub(crate) sram: u64,
+    cacheable: bool,
+    kernel_mapping: bool,
+    /// The domain that the driver remembers: 0 for imports, wherever they are mapped.
     pub(crate) domain: u8,
+    space: Arc<RwLock<AddressSpace>>,
     pub(crate) iova: u32,
     pub(crate) address: u64,
-    pub(crate) offset: u64,
+    /// Fake offset; imports have none.
+    pub(crate) offset: Option<u64>,
+    /// The dma-buf that this imports.
+    source: Option<DmaBuf>,
+    /// The dma-buf that exports this.
+    export: Mutex<Weak<dma_buf::Inside>>,
     /// The CPU's side, while mapped.
     view: Mutex<Weak<CpuView>>,
+    /// Jobs in flight that write this (`rocket`).
+    writers: Mutex<Vec<Arc<Completion>>>,
+}
+
+/// What to allocate.
+pub(crate) struct Allocation {
+    pub(crate) driver: Driver,
+    /// Not 0.
+    pub(crate) size: u64,
+    pub(crate) alignment: Alignment,
+    pub(crate) cacheable: bool,
+    pub(crate) kernel_mapping: bool,
+    /// Bytes wanted in on-chip SRAM.
+    pub(crate) sram: u64,
+    pub(crate) domain: u8,
+    pub(crate) space: Arc<RwLock<AddressSpace>>,
 }
 
 /// Objects by what names them.
 pub(crate) struct Objects {
-    pub(crate) by_address: std::collections::HashMap<u64, Weak<Object>>,
+    by_address: HashMap<u64, Weak<Object>>,
     /// By fake offset, with the size.
-    by_offset: std::collections::BTreeMap<u64, (u64, Weak<Object>)>,
+    by_offset: BTreeMap<u64, (u64, Weak<Object>)>,
+    /// By FLINK name.
+    by_name: BTreeMap<u32, Weak<Object>>,
     next_address: u64,
 }
 
 impl Default for Objects {
     fn default() -> Self {
         Self {
-            by_address: Default::default(),
-            by_offset: Default::default(),
+            by_address: HashMap::new(),
+            by_offset: BTreeMap::new(),
+            by_name: BTreeMap::new(),
             next_address: FIRST_OBJECT_ADDRESS,
         }
     }
@@ -70,72 +110,177 @@ impl Objects {
     pub(crate) fn at_address(&self, address: u64) -> Option<Arc<Object>> {
         self.by_address.get(&address)?.upgrade()
     }
+
+    pub(crate) fn at_name(&self, name: u32) -> Option<Arc<Object>> {
+        self.by_name.get(&name)?.upgrade()
+    }
+
+    /// The name of an object: the one it has, or the lowest free one.
+    pub(crate) fn name(&mut self, object: &Arc<Object>) -> u32 {
+        let same = |(_, known): &(&u32, &Weak<Object>)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(object));
+        if let Some((name, _)) = self.by_name.iter().find(same) {
+            return *name;
+        }
+        let free = (1..).zip(self.by_name.keys()).find(|(number, taken)| number != *taken);
+        let name = free.map_or(self.by_name.len() as u32 + 1, |(number, _)| number);
+        self.by_name.insert(name, Arc::downgrade(object));
+        name
+    }
 }
 
 impl Object {
     /// Allocates memory and a device address. The domain is live already.
-    pub(crate) fn allocate(
-        board: &Arc<Inner>,
-        request: &RknpuMemCreate,
-        domain: u8,
-    ) -> Result<Arc<Self>, Errno> {
+    pub(crate) fn allocate(board: &Arc<Inner>, request: &Allocation) -> Result<Arc<Self>, Errno> {
         if request.size == 0 {
             return Err(Errno::EINVAL);
         }
         let size = request.size.checked_next_multiple_of(PAGE_BYTES).ok_or(Errno::EINVAL)?;
-        let packed = board.knows_address_packing() && request.flags & mem::IOMMU_LIMIT_IOVA_ALIGNMENT != 0;
-        let alignment = if packed { Alignment::Page } else { Alignment::Size };
+        if board.injects(Fault::OutOfMemory) {
+            return Err(Errno::ENOMEM);
+        }
+        let backing = match board.options.coherency {
+            Coherency::Shared => Backing::Memfd,
+            Coherency::Strict => Backing::Private,
+        };
         let memory = || {
             let len = usize::try_from(size).map_err(|_| Errno::ENOMEM)?;
-            Dram::new(len, &board.counts.dram_bytes).map(Arc::new).map_err(|_| Errno::ENOMEM)
+            let dram = Dram::new(backing, len, &board.counts.dram_bytes);
+            dram.map(Arc::new).map_err(|_| Errno::ENOMEM)
         };
-        let (iova, dram) = board.space(domain).write().map(size, alignment, memory)?;
-
+        let (iova, dram) = place(board, &request.space, size, request.alignment, memory)?;
+        let sram = board.take_sram(request.sram.min(size) / PAGE_BYTES * PAGE_BYTES);
         let mut objects = board.objects.lock();
-        let (address, offset) = (objects.next_address, objects.free_offset(size));
-        objects.next_address += OBJECT_ADDRESS_STEP;
-        let object = Arc::new(Self {
+        let (offset, address) = (objects.free_offset(size), objects.next_address);
+        let object = objects.add(Self {
             board: Arc::clone(board),
+            driver: request.driver,
             dram,
             size,
-            flags: request.flags,
-            domain,
+            sram,
+            cacheable: request.cacheable,
+            kernel_mapping: request.kernel_mapping,
+            domain: request.domain,
+            space: Arc::clone(&request.space),
             iova,
             address,
-            offset,
+            offset: Some(offset),
+            source: None,
+            export: Mutex::default(),
             view: Mutex::default(),
+            writers: Mutex::default(),
         });
-        objects.by_address.insert(address, Arc::downgrade(&object));
         objects.by_offset.insert(offset, (size, Arc::downgrade(&object)));
-        drop(objects);
-        board.counts.objects.up();
         Ok(object)
     }
 
-    fn is_cacheable(&self) -> bool {
-        self.flags & mem::CACHEABLE != 0
+    /// Maps a dma-buf into the given space, which the driver does not remember.
+    pub(crate) fn import(
+        board: &Arc<Inner>,
+        driver: Driver,
+        source: &DmaBuf,
+        space: &Arc<RwLock<AddressSpace>>,
+    ) -> Result<Arc<Self>, Errno> {
+        let size = source.size();
+        let memory = || Ok(Arc::clone(source.dram()));
+        let (iova, dram) = place(board, space, size, Alignment::Size, memory).map_err(|_| Errno::ENOMEM)?;
+        if let Content::Heap(heap) = source.content() {
+            heap.attached.fetch_add(1, Relaxed);
+        }
+        let mut objects = board.objects.lock();
+        let address = objects.next_address;
+        Ok(objects.add(Self {
+            board: Arc::clone(board),
+            driver,
+            dram,
+            size,
+            sram: 0,
+            cacheable: false,
+            kernel_mapping: false,
+            domain: 0,
+            space: Arc::clone(space),
+            iova,
+            address,
+            offset: None,
+            source: Some(source.clone()),
+            export: Mutex::default(),
+            view: Mutex::default(),
+            writers: Mutex::default(),
+        }))
+    }
+
+    pub(crate) fn is_import_of(&self, source: &DmaBuf) -> bool {
+        self.source.as_ref().is_some_and(|own| own.is(source))
+    }
+
+    pub(crate) fn is_import(&self) -> bool {
+        self.source.is_some()
+    }
+
+    /// The dma-buf of this object, the same for every export.
+    pub(crate) fn export(self: &Arc<Self>) -> Result<DmaBuf, Errno> {
+        if let Some(source) = &self.source {
+            return Ok(source.clone());
+        }
+        let mut slot = self.export.lock();
+        if let Some(known) = DmaBuf::upgrade(&slot) {
+            return Ok(known);
+        }
+        let fresh = DmaBuf::of(&self.board, self)?;
+        *slot = fresh.downgrade();
+        Ok(fresh)
+    }
+
+    pub(crate) fn dram(&self) -> &Arc<Dram> {
+        &self.dram
+    }
+
+    pub(crate) fn memfd(&self) -> Option<&Arc<OwnedFd>> {
+        self.dram.memfd()
+    }
+
+    /// Jobs in flight that write this.
+    pub(crate) fn writers(&self) -> Vec<Arc<Completion>> {
+        let mut writers = self.writers.lock();
+        writers.retain(|writer| !writer.is_done());
+        writers.clone()
+    }
+
+    pub(crate) fn add_writer(&self, writer: &Arc<Completion>) {
+        let mut writers = self.writers.lock();
+        writers.retain(|writer| !writer.is_done());
+        writers.push(Arc::clone(writer));
+    }
+
+    /// Whether the CPU's side is a copy that cache maintenance keeps.
+    fn has_two_sides(&self) -> bool {
+        self.cacheable && self.board.options.coherency == Coherency::Strict
     }
 
     pub(crate) fn has_kernel_mapping(&self) -> bool {
-        self.flags & mem::KERNEL_MAPPING != 0
+        self.kernel_mapping
     }
 
-    /// Maps the first `len` bytes for the CPU. `keep` lives as long as the mapping.
-    pub(crate) fn map(
+    /// Maps `len` bytes from `offset` for the CPU; they are inside. `keep` lives as long as the mapping.
+    pub(crate) fn grant(
         self: &Arc<Self>,
+        offset: usize,
         len: usize,
         keep: impl Send + Sync + 'static,
-    ) -> Result<Mapping, Errno> {
-        let view = if self.is_cacheable() { Some(self.share_view()?) } else { None };
+    ) -> Result<Grant, Errno> {
+        let view = if self.has_two_sides() { Some(self.share_view()?) } else { None };
         let start = match &view {
             Some(view) => view.start(),
             None => self.dram.start(),
         };
+        let memfd = if view.is_some() { None } else { self.memfd().cloned() };
         // Drop order: view, object, file.
         let owner = (view, Arc::clone(self), keep);
-        debug_assert!(len as u64 <= self.size);
-        // SAFETY: the view or the DRAM has `size` bytes, at least `len`, and lives in `owner`.
-        Ok(unsafe { Mapping::new(start, len, owner) })
+        debug_assert!(offset as u64 + len as u64 <= self.size);
+        // SAFETY: inside the view or the DRAM, which have `size` bytes.
+        let start = unsafe { start.add(offset) };
+        // SAFETY: the view or the DRAM has `len` bytes there and lives in `owner`.
+        let mapping = unsafe { Mapping::new(start, len, owner) };
+        Ok(Grant::new(mapping, memfd.map(|memfd| (memfd, offset as u64))))
     }
 
     /// The CPU's side: the one that exists, or a new one.
@@ -144,8 +289,8 @@ impl Object {
         if let Some(view) = slot.upgrade() {
             return Ok(view);
         }
-        let view = CpuView::new(&self.dram, &self.board.counts.view_bytes).map_err(|_| Errno::ENOMEM)?;
-        let view = Arc::new(view);
+        let view = CpuView::new(Backing::Private, &self.dram, &self.board.counts.view_bytes);
+        let view = Arc::new(view.map_err(|_| Errno::ENOMEM)?);
         *slot = Arc::downgrade(&view);
         Ok(view)
     }
@@ -154,26 +299,34 @@ impl Object {
         self.view.lock().upgrade()
     }
 
-    /// Cache maintenance, in whole lines. Without a mapping nothing is cached.
+    /// `MEM_SYNC`.
     pub(crate) fn sync(&self, direction: u32, offset: u64, size: u64) -> Result<(), Errno> {
-        if !self.is_cacheable() {
+        if !self.cacheable {
             return Err(Errno::EINVAL);
         }
+        self.maintain(direction, offset, size);
+        Ok(())
+    }
+
+    /// Cache maintenance, in whole lines. Without a mapping nothing is cached.
+    pub(crate) fn maintain(&self, direction: u32, offset: u64, size: u64) {
         let end = offset.saturating_add(size);
         if end > self.size {
             self.board.report(None, 0, FindingKind::SyncRange { offset, size, buffer: self.size });
         }
         let first = (offset / LINE_BYTES * LINE_BYTES).min(self.size);
         let last = end.min(self.size).next_multiple_of(LINE_BYTES).max(first);
-        let Some(view) = self.view().filter(|_| size != 0) else { return Ok(()) };
-        let range = first as usize..last as usize;
+        let Some(view) = self.view().filter(|_| size != 0) else { return };
+        let mut range = first as usize..last as usize;
+        if !range.is_empty() && self.board.injects(Fault::StaleLine) {
+            range.start += LINE_BYTES as usize;
+        }
         if direction & sync::TO_DEVICE != 0 {
             self.dram.write(range.start, view.read(range.clone()));
         }
         if direction & sync::FROM_DEVICE != 0 {
             view.load(&self.dram, range);
         }
-        Ok(())
     }
 
     /// Reads through the kernel's own mapping, which is coherent with the CPU's caches.
@@ -193,13 +346,50 @@ impl Object {
     }
 }
 
+impl Objects {
+    fn add(&mut self, object: Object) -> Arc<Object> {
+        self.next_address += OBJECT_ADDRESS_STEP;
+        object.board.counts.objects.up();
+        object.board.counts.iova_bytes.fetch_add(object.size, Relaxed);
+        let object = Arc::new(object);
+        self.by_address.insert(object.address, Arc::downgrade(&object));
+        object
+    }
+}
+
+/// Finds an address, within the window that the plan leaves.
+fn place(
+    board: &Arc<Inner>,
+    space: &RwLock<AddressSpace>,
+    size: u64,
+    alignment: Alignment,
+    memory: impl FnOnce() -> Result<Arc<Dram>, Errno>,
+) -> Result<(u32, Arc<Dram>), Errno> {
+    let mut space = space.write();
+    if let Some(window) = board.options.faults.window_bytes
+        && space.mapped_bytes() + size > window
+    {
+        board.report(None, 0, FindingKind::Injected { fault: Fault::FullWindow });
+        return Err(space.full());
+    }
+    space.map(size, alignment, memory)
+}
+
 impl Drop for Object {
     fn drop(&mut self) {
-        self.board.space(self.domain).write().unmap(self.iova);
+        self.space.write().unmap(self.iova);
+        if let Some(Content::Heap(heap)) = self.source.as_ref().map(DmaBuf::content) {
+            heap.attached.fetch_sub(1, Relaxed);
+        }
+        self.board.give_sram(self.sram);
         let mut objects = self.board.objects.lock();
         objects.by_address.remove(&self.address);
-        objects.by_offset.remove(&self.offset);
+        if let Some(offset) = self.offset {
+            objects.by_offset.remove(&offset);
+        }
+        objects.by_name.retain(|_, named| !std::ptr::eq(named.as_ptr(), self));
         drop(objects);
+        self.board.counts.iova_bytes.fetch_sub(self.size, Relaxed);
         self.board.counts.objects.down();
     }
 }

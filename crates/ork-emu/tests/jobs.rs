@@ -100,9 +100,7 @@ fn errno_table_of_submit() {
         ("mask without a case", RknpuSubmit { core_mask: 5, ..good }),
         ("mask without a case", RknpuSubmit { core_mask: 6, ..good }),
         ("no PC flag", RknpuSubmit { flags: job::PINGPONG, ..good }),
-        ("fence in", RknpuSubmit { flags: job::PC | job::FENCE_IN, ..good }),
-        ("fence out", RknpuSubmit { flags: job::PC | job::FENCE_OUT, ..good }),
-        ("non-blocking", RknpuSubmit { flags: job::PC | job::NONBLOCK, ..good }),
+        ("no fence to wait for", RknpuSubmit { flags: job::PC | job::FENCE_IN, ..good }),
         ("no array", RknpuSubmit { task_obj_addr: 0, ..good }),
         ("an IOVA for an array", RknpuSubmit { task_obj_addr: tasks.buffer.dma_addr, ..good }),
         ("a handle for an array", RknpuSubmit { task_obj_addr: tasks.buffer.handle.into(), ..good }),
@@ -119,7 +117,8 @@ fn errno_table_of_submit() {
     let kinds: Vec<_> = board.take_findings().into_iter().map(|finding| finding.kind).collect();
     let unknown = |obj_addr| FindingKind::UnknownObject { obj_addr };
     let expected = [
-        FindingKind::NotEmulated { what: "non-blocking submission" },
+        FindingKind::NeverDispatched { core_mask: 5 },
+        FindingKind::NeverDispatched { core_mask: 6 },
         unknown(0),
         unknown(tasks.buffer.dma_addr),
         unknown(tasks.buffer.handle.into()),

@@ -261,10 +261,6 @@ fn memory_core() -> (Board, std::sync::Arc<Log>) {
     })
 }
 
-fn point_task_at(tasks: &mut Tasks, address: u64) {
-    put(&mut tasks.mapping, 32, &address.to_le_bytes());
-}
-
 #[test]
 fn a_forgotten_flush_leaves_the_device_with_old_bytes() {
     let (board, _) = memory_core();

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use ork_drm::{Errno, Mapping, Transport};
 use ork_emu::{
-    Board, Bus, BusFault, CORES, Diagnosis, EmuOptions, Engine, JobEnd, JobOutcome, JobStats, PcJob, Span,
+    Board, Bus, BusFault, CORES, Diagnosis, EmuOptions, Engine, Fault, FindingKind, JobEnd, JobOutcome,
+    JobStats, Live, PcJob, Span,
 };
 use ork_isa::Iova;
 use ork_rknpu::uapi::{RknpuSubcoreTask, RknpuSubmit, RknpuTask, job, mem, sync};
@@ -173,4 +174,59 @@ pub(crate) fn request(tasks: &Tasks, core_mask: u32, count: u32) -> RknpuSubmit 
         subcore_task: [range; 5],
         ..Default::default()
     }
+}
+
+/// Reads a byte of a mapping that somebody else may write at the same time.
+pub(crate) fn peek(mapping: &Mapping, at: usize) -> u8 {
+    assert!(at < mapping.len());
+    // SAFETY: inside the mapping; a volatile read of one byte needs no exclusive access.
+    unsafe { mapping.as_ptr().add(at).read_volatile() }
+}
+
+/// Waits for something that another thread does.
+pub(crate) fn eventually(what: &str, done: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !done() {
+        assert!(start.elapsed().as_secs() < 20, "{what} never happened");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// All counts are zero, soon.
+pub(crate) fn all_gone(board: &Board) {
+    eventually(&format!("the end of {:?}", board.live()), || board.live() == Live::default());
+}
+
+/// The faults that happened, in order.
+pub(crate) fn injected(board: &Board) -> Vec<Fault> {
+    let fault = |finding: ork_emu::Finding| match finding.kind {
+        FindingKind::Injected { fault } => Some(fault),
+        _ => None,
+    };
+    board.take_findings().into_iter().filter_map(fault).collect()
+}
+
+/// A core that takes the byte at the job's base, adds 1 and stores it there and 64 bytes further on.
+pub(crate) fn adding(_core: u8, bus: &dyn Bus, job: &PcJob) -> JobOutcome {
+    let Ok(byte) = bus.read(job.base, 1).map(|span| span[0]) else {
+        return outcome(0, 0, JobEnd::Hang(some_diagnosis()));
+    };
+    for at in [job.base, job.base.checked_add(64).unwrap()] {
+        if bus.write(at, &[byte + 1]).is_err() {
+            return outcome(0, 0, JobEnd::Hang(some_diagnosis()));
+        }
+    }
+    done(job)
+}
+
+/// Whether a descriptor polls readable.
+pub(crate) fn polls(fd: i32) -> bool {
+    let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one live entry.
+    unsafe { libc::poll(&mut entry, 1, 0) == 1 && entry.revents & libc::POLLIN != 0 }
+}
+
+/// Points a task at a buffer.
+pub(crate) fn point_task_at(tasks: &mut Tasks, address: u64) {
+    put(&mut tasks.mapping, 32, &address.to_le_bytes());
 }

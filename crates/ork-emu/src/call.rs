@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use ork_drm::{Errno, uapi as drm};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// One ioctl's argument.
+pub(crate) struct Call<'a> {
+    pub(crate) request: u32,
+    argument: &'a mut [u8],
+}
+
+impl<'a> Call<'a> {
+    /// Checks that the argument has the size that the request encodes.
+    pub(crate) fn new(request: u32, argument: &'a mut [u8]) -> Result<Self, Errno> {
+        let argument = argument.get_mut(..drm::argument_size(request)).ok_or(Errno::EFAULT)?;
+        Ok(Self { request, argument })
+    }
+
+    /// DRM's rule: as many bytes as the caller's size field says are copied in, the rest of the kernel's struct is
+    /// zero; as many are copied out, also when the handler fails.
+    pub(crate) fn with<A>(self, handler: impl FnOnce(&mut A) -> Result<(), Errno>) -> Result<(), Errno>
+    where
+        A: FromBytes + IntoBytes + Immutable,
+    {
+        self.with_first(size_of::<A>(), handler)
+    }
+
+    /// The same for a kernel that knows only the first bytes of the struct.
+    pub(crate) fn with_first<A>(
+        self,
+        known: usize,
+        handler: impl FnOnce(&mut A) -> Result<(), Errno>,
+    ) -> Result<(), Errno>
+    where
+        A: FromBytes + IntoBytes + Immutable,
+    {
+        let mut own = A::new_zeroed();
+        let common = self.argument.len().min(known);
+        if drm::copies_in(self.request) {
+            own.as_mut_bytes()[..common].copy_from_slice(&self.argument[..common]);
+        }
+        let result = handler(&mut own);
+        if drm::copies_out(self.request) {
+            self.argument[..common].copy_from_slice(&own.as_bytes()[..common]);
+        }
+        result
+    }
+}

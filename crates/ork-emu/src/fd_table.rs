@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Descriptors of files that the emulated kernel makes: dma-bufs and fences.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use ork_drm::dma_buf::{self, DmaBufSync, DmaBufSyncFile};
+use ork_drm::{Errno, uapi as drm};
+use parking_lot::Mutex;
+
+use crate::board::Board;
+use crate::call::Call;
+use crate::dma_buf::DmaBuf;
+use crate::fence::SyncFile;
+
+/// A file that the emulated kernel made. Clones are the same open file; dropping the last one closes it.
+#[derive(Clone, Debug)]
+pub enum KernelFile {
+    /// Memory that devices share.
+    DmaBuf(DmaBuf),
+    /// A fence.
+    SyncFile(SyncFile),
+}
+
+impl KernelFile {
+    /// A real descriptor of this process that behaves like the file for `poll`, `lseek` and, where memory is
+    /// shared ([`Coherency::Shared`](crate::Coherency)), mmap.
+    #[must_use]
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::DmaBuf(buffer) => buffer.as_fd(),
+            Self::SyncFile(fence) => fence.as_fd(),
+        }
+    }
+
+    /// Issues an ioctl on the file.
+    ///
+    /// # Errors
+    /// The kernel's errno; `ENOTTY` for a call that such files do not have.
+    ///
+    /// # Safety
+    /// As for [`Transport::ioctl`](ork_drm::Transport::ioctl).
+    pub unsafe fn ioctl(&self, board: &Board, request: u32, argument: &mut [u8]) -> Result<(), Errno> {
+        let call = Call::new(request, argument)?;
+        match (self, drm::kind(request), drm::number(request)) {
+            (Self::DmaBuf(buffer), b'b', 0) => call.with(|sync: &mut DmaBufSync| buffer.sync(sync.flags)),
+            // A name is a label for debugfs.
+            (Self::DmaBuf(_), b'b', 1) => Ok(()),
+            (Self::DmaBuf(_), b'b', 2) => call.with(|export| export_fence(board, export)),
+            (Self::DmaBuf(_), b'b', 3) => {
+                call.with(|import: &mut DmaBufSyncFile| match board.0.fds.resolve(import.fd) {
+                    Ok(Self::SyncFile(_)) => Ok(()),
+                    _ => Err(Errno::EINVAL),
+                })
+            }
+            (Self::SyncFile(fence), b'>', 3) => call.with(|merge| fence.merge_call(board, merge)),
+            // SAFETY: the caller vouches for the addresses inside the struct.
+            (Self::SyncFile(fence), b'>', 4) => call.with(|info| unsafe { fence.info_call(info) }),
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+}
+
+/// `DMA_BUF_IOCTL_EXPORT_SYNC_FILE`. The emulated drivers leave no fences with a dma-buf, so there is nothing to
+/// wait for.
+fn export_fence(board: &Board, argument: &mut DmaBufSyncFile) -> Result<(), Errno> {
+    const DIRECTIONS: u32 = (dma_buf::sync::READ | dma_buf::sync::WRITE) as u32;
+    if argument.flags & !DIRECTIONS != 0 || argument.flags & DIRECTIONS == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let fence = SyncFile::foreign(board)?;
+    fence.signal();
+    argument.fd = board.0.fds.install(KernelFile::SyncFile(fence), true)?;
+    Ok(())
+}
+
+/// Numbers files. The default is [`HostFds`]; a preloaded library brings its own.
+pub trait FdTable: Send + Sync + fmt::Debug {
+    /// Gives the program a descriptor for a file.
+    ///
+    /// # Errors
+    /// `EMFILE` when the table is full.
+    fn install(&self, file: KernelFile, cloexec: bool) -> Result<RawFd, Errno>;
+
+    /// What a descriptor means.
+    ///
+    /// # Errors
+    /// `EBADF` for a number that is no descriptor, `EINVAL` for one of another kind.
+    fn resolve(&self, fd: RawFd) -> Result<KernelFile, Errno>;
+}
+
+/// Real descriptors of this process.
+#[derive(Default)]
+pub struct HostFds {
+    table: Mutex<BTreeMap<RawFd, (KernelFile, Identity)>>,
+}
+
+/// What tells a descriptor from others, also after `dup`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Identity {
+    Inode(u64, u64),
+    /// All eventfds share an inode.
+    Event(String),
+}
+
+impl Identity {
+    /// `None` for a number that is no descriptor.
+    fn of(fd: RawFd) -> Option<Self> {
+        let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
+        if link.to_str().is_some_and(|name| name.contains("[eventfd]")) {
+            let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
+            let id = info.lines().find(|line| line.starts_with("eventfd-id:"))?;
+            return Some(Self::Event(id.to_owned()));
+        }
+        // SAFETY: an all-zero `stat` is a valid value.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: a live struct to fill.
+        (unsafe { libc::fstat(fd, &mut stat) } == 0).then_some(Self::Inode(stat.st_dev, stat.st_ino))
+    }
+}
+
+impl HostFds {
+    /// Closes a descriptor that [`install`](FdTable::install) gave.
+    ///
+    /// # Errors
+    /// `EBADF` for any other number.
+    pub fn close(&self, fd: RawFd) -> Result<(), Errno> {
+        let (file, identity) = self.table.lock().remove(&fd).ok_or(Errno::EBADF)?;
+        if Identity::of(fd).as_ref() == Some(&identity) {
+            // SAFETY: the number was given out for exactly this file, and still means it.
+            unsafe { libc::close(fd) };
+        }
+        drop(file);
+        Ok(())
+    }
+
+    /// Forgets descriptors that the program closed by itself.
+    pub(crate) fn sweep(&self) {
+        let mut table = self.table.lock();
+        let gone: Vec<RawFd> = table
+            .iter()
+            .filter(|(fd, (_, identity))| Identity::of(**fd).as_ref() != Some(identity))
+            .map(|(fd, _)| *fd)
+            .collect();
+        let files: Vec<_> = gone.iter().filter_map(|fd| table.remove(fd)).collect();
+        drop(table);
+        drop(files);
+    }
+}
+
+impl FdTable for HostFds {
+    fn install(&self, file: KernelFile, cloexec: bool) -> Result<RawFd, Errno> {
+        self.sweep();
+        let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+        // SAFETY: a plain call on an open descriptor.
+        let fd = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), command, 0) };
+        if fd < 0 {
+            return Err(Errno::from_io(&io::Error::last_os_error()));
+        }
+        let identity = Identity::of(fd).ok_or(Errno::EBADF)?;
+        self.table.lock().insert(fd, (file, identity));
+        Ok(fd)
+    }
+
+    fn resolve(&self, fd: RawFd) -> Result<KernelFile, Errno> {
+        let identity = Identity::of(fd).ok_or(Errno::EBADF)?;
+        let table = self.table.lock();
+        let known = table.values().find(|(_, known)| *known == identity);
+        known.map(|(file, _)| file.clone()).ok_or(Errno::EINVAL)
+    }
+}
+
+impl fmt::Debug for HostFds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostFds({:?})", self.table.lock().keys())
+    }
+}
