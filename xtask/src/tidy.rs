@@ -13,14 +13,17 @@ use std::process::Command;
 const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-isa", &[]),
     ("ork-mac", &[]),
-    ("ork-sim", &["ork-isa", "ork-mac"]),
+    ("ork-timing", &["ork-isa"]),
+    ("ork-sim", &["ork-isa", "ork-mac", "ork-timing"]),
+    ("ork-conformance", &["ork-isa", "ork-sim"]),
     ("ork-layout", &["ork-isa"]),
-    ("ork-plan", &["ork-isa", "ork-layout"]),
+    ("ork-plan", &["ork-isa", "ork-layout", "ork-timing"]),
     ("ork-synth", &["ork-isa", "ork-plan", "ork-layout"]),
     ("ork-quant", &[]),
     ("ork-drm", &[]),
     ("ork-rknpu", &["ork-drm"]),
-    ("ork-emu", &["ork-isa", "ork-sim", "ork-drm", "ork-rknpu"]),
+    ("ork-rocket", &["ork-drm"]),
+    ("ork-emu", &["ork-isa", "ork-sim", "ork-drm", "ork-rknpu", "ork-rocket"]),
     ("ork-device", &["ork-isa", "ork-drm", "ork-rknpu", "ork-emu", "ork-sim"]),
     ("ork-driver", &["ork-isa", "ork-layout", "ork-plan", "ork-synth", "ork-quant", "ork-device"]),
     ("ork-ggml", &["ork-driver", "ork-quant"]),
@@ -35,17 +38,28 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ork-ggml",
             "ork-engine",
             "ork-emu",
+            "ork-drm",
+            "ork-trace",
             "ork-plan",
+            "ork-layout",
+            "ork-timing",
             "ork-isa",
+            "ork-conformance",
         ],
     ),
+    ("ork-trace", &["ork-isa", "ork-drm", "ork-rknpu", "ork-rocket"]),
+    ("ork-shim", &["ork-emu", "ork-trace", "ork-drm", "ork-rknpu", "ork-rocket"]),
     ("ork-testkit", &[]),
     ("xtask", &[]),
 ];
 
 /// Additional arrows for tests alone, where two witnesses meet.
-const TEST_ONLY: &[(&str, &[&str])] =
-    &[("ork-driver", &["ork-sim", "ork-emu"]), ("ork-device", &["ork-sim", "ork-emu"])];
+const TEST_ONLY: &[(&str, &[&str])] = &[
+    ("ork-driver", &["ork-sim", "ork-emu"]),
+    ("ork-device", &["ork-sim", "ork-emu"]),
+    ("ork-isa", &["ork-conformance"]),
+    ("ork-emu", &["ork-conformance"]),
+];
 
 #[derive(Deserialize)]
 pub(crate) struct Metadata {

@@ -55,7 +55,7 @@ impl Failure {
 }
 
 /// All causes in one line; a cause that its parent already quotes is not said twice.
-fn chain(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

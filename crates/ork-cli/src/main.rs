@@ -3,11 +3,17 @@
 #![expect(clippy::print_stderr, reason = "a command-line program")]
 
 mod bench;
+mod capture;
 mod compare;
+mod conformance;
 mod devices;
+mod emulate;
 mod failure;
 mod flags;
+mod model;
 mod progress;
+mod regcmd;
+mod replay;
 mod run;
 mod session;
 
@@ -32,6 +38,18 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Time prefill and decode on the NPU and on the CPU in one run
     Bench(bench::BenchArgs),
+    /// Run recorded NPU programs on the simulator and compare their results
+    Conformance(conformance::ConformanceArgs),
+    /// Register programs: decode, encode, diff, lint, explain
+    Regcmd(regcmd::RegcmdArgs),
+    /// Print the timing model: constants, errors, modelled prefill speeds
+    Model(model::ModelArgs),
+    /// Run an unmodified program on an emulated board
+    Emulate(emulate::EmulateArgs),
+    /// Record what a program says to the NPU driver
+    Capture(capture::CaptureArgs),
+    /// Replay a recorded trace on the emulated board and compare every result
+    Replay(replay::ReplayArgs),
     /// List device nodes, and why each can or cannot be used
     Devices(Settings),
     /// Show every setting with its value and origin
@@ -43,6 +61,12 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Conformance(args) => conformance::run(&args),
+        Command::Regcmd(args) => regcmd::run(&args),
+        Command::Model(args) => model::run(&args),
+        Command::Emulate(args) => emulate::run(&args),
+        Command::Capture(args) => capture::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Devices(settings) => devices::run(&settings),
         Command::Config(settings) => settings.layers().and_then(|layers| {
             layers.config().map_err(Failure::from)?;
