@@ -59,6 +59,7 @@ const TEST_ONLY: &[(&str, &[&str])] = &[
     ("ork-device", &["ork-sim", "ork-emu"]),
     ("ork-isa", &["ork-conformance"]),
     ("ork-emu", &["ork-conformance"]),
+    ("ork-cli", &["ork-shim"]),
 ];
 
 #[derive(Deserialize)]

@@ -7,7 +7,7 @@ use ork_conformance::{Case, CaseError, Report, Verdict, case_names, set_variant}
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, chain, print};
-use crate::flags::Settings;
+use crate::flags::Keyed;
 
 #[derive(clap::Args)]
 pub(crate) struct ConformanceArgs {
@@ -24,7 +24,7 @@ pub(crate) struct ConformanceArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    settings: Settings,
+    settings: Keyed,
 }
 
 /// Counts of a run.

@@ -11,9 +11,10 @@ use std::process::{Command, ExitStatus};
 
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser;
-use ork_emu::{Coherency, EmuOptions, FaultPlan, Soc, TimePolicy};
+use ork_emu::{Coherency, FaultPlan, Soc, TimePolicy};
 
 use crate::failure::Failure;
+use crate::flags::Keyed;
 
 // One definition for the command and for the library, which cannot be linked in here: it would replace our `open`.
 #[path = "../../ork-shim/src/settings.rs"]
@@ -49,9 +50,9 @@ pub(crate) struct BoardArgs {
     /// Version of the vendor's driver
     #[arg(long, value_name = "X.Y.Z", value_parser = parse_version)]
     driver_version: Option<[u32; 3]>,
-    /// Chip
-    #[arg(long, value_name = "CHIP", default_value = "rk3588", value_parser = soc_parser())]
-    soc: Soc,
+    /// Chip; rk3588 if no setting says otherwise
+    #[arg(long, value_name = "CHIP", value_parser = soc_parser())]
+    soc: Option<Soc>,
     /// What goes wrong on purpose: a TOML file
     #[arg(long, value_name = "FILE")]
     fault_plan: Option<PathBuf>,
@@ -61,6 +62,8 @@ pub(crate) struct BoardArgs {
     /// Let time limits and resets take the time that they take on silicon
     #[arg(long)]
     real_time: bool,
+    #[command(flatten)]
+    settings: Keyed,
 }
 
 /// The program, and how it is started.
@@ -98,19 +101,22 @@ fn parse_version(text: &str) -> Result<[u32; 3], String> {
 impl BoardArgs {
     /// The board.
     pub(crate) fn emulation(&self) -> Result<Emulation, Failure> {
-        let mut options = EmuOptions {
-            soc: self.soc,
-            coherency: if self.strict { Coherency::Strict } else { Coherency::Shared },
-            time: if self.real_time { TimePolicy::Real } else { TimePolicy::Virtual },
-            ..EmuOptions::default()
-        };
+        let mut options = self.settings.config()?.device.emulated;
+        // Programs are written for coherent hardware or clean caches with instructions that cannot be seen.
+        options.coherency = if self.strict { Coherency::Strict } else { Coherency::Shared };
+        if let Some(soc) = self.soc {
+            options.soc = soc;
+        }
+        if self.real_time {
+            options.time = TimePolicy::Real;
+        }
         if let Some(version) = self.driver_version {
             if self.driver == Driver::Rocket {
                 return Err(Failure::usage("--driver-version is the vendor driver's; rocket has none"));
             }
             options.driver_version = version;
         }
-        if self.driver == Driver::Rocket && self.soc != Soc::Rk3588 {
+        if self.driver == Driver::Rocket && options.soc != Soc::Rk3588 {
             return Err(Failure::usage("the mainline driver knows the rk3588 only"));
         }
         if let Some(path) = &self.fault_plan {

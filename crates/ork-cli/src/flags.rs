@@ -4,30 +4,47 @@
 use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use ork_config::{Config, Layers, OPTIONS, Override};
 
 use crate::failure::Failure;
 
-const CONFIG: &str = "config";
-const SET: &str = "set";
+/// Settings by key, for commands that have few of them.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Keyed {
+    /// Set any setting by its key; `ork config` lists them
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+    /// Read settings from this file
+    #[arg(long = "config", value_name = "FILE")]
+    file: Option<PathBuf>,
+}
 
-/// What the command line says about settings.
+impl Keyed {
+    fn layers(&self, mut overrides: Vec<Override>) -> Result<Layers, Failure> {
+        for text in &self.sets {
+            overrides.push(Override::from_set(text)?);
+        }
+        Ok(Layers::read(self.file.as_deref(), &overrides)?)
+    }
+
+    /// The settings.
+    pub(crate) fn config(&self) -> Result<Config, Failure> {
+        Ok(self.layers(Vec::new())?.config()?)
+    }
+}
+
+/// What the command line says about settings: by key, and by the flags that some of them have.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    file: Option<PathBuf>,
-    sets: Vec<String>,
+    keyed: Keyed,
     named: Vec<Override>,
 }
 
 impl Settings {
     /// All layers.
     pub(crate) fn layers(&self) -> Result<Layers, Failure> {
-        let mut overrides = self.named.clone();
-        for text in &self.sets {
-            overrides.push(Override::from_set(text)?);
-        }
-        Ok(Layers::read(self.file.as_deref(), &overrides)?)
+        self.keyed.layers(self.named.clone())
     }
 
     /// The settings.
@@ -54,21 +71,7 @@ impl Args for Settings {
             }
             command = command.arg(arg);
         }
-        command
-            .arg(
-                Arg::new(SET)
-                    .long(SET)
-                    .value_name("KEY=VALUE")
-                    .action(ArgAction::Append)
-                    .help("Set any setting by its key; `ork config` lists them"),
-            )
-            .arg(
-                Arg::new(CONFIG)
-                    .long(CONFIG)
-                    .value_name("FILE")
-                    .value_parser(clap::value_parser!(PathBuf))
-                    .help("Read settings from this file"),
-            )
+        Keyed::augment_args(command)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -84,8 +87,7 @@ impl FromArgMatches for Settings {
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        self.file = matches.get_one::<PathBuf>(CONFIG).cloned();
-        self.sets = matches.get_many::<String>(SET).unwrap_or_default().cloned().collect();
+        self.keyed = Keyed::from_arg_matches(matches)?;
         self.named = OPTIONS
             .iter()
             .filter_map(|option| {

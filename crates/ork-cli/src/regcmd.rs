@@ -11,6 +11,7 @@ use ork_isa::diff::{Addresses, diff};
 use ork_isa::explain::explain;
 use ork_isa::lint::{Event, Finding, Severity, lint};
 use ork_isa::{Cmd, Iova};
+use ork_trace::{Reader, TraceError, programs};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, print};
@@ -75,7 +76,7 @@ enum Action {
 
 #[derive(Args)]
 struct Source {
-    /// Program: binary, hexadecimal words, JSON of recorded programs, or text; - for stdin
+    /// Program: binary, hexadecimal words, JSON of recorded programs, a trace, or text; - for stdin
     #[arg(value_name = "FILE", default_value = "-")]
     file: PathBuf,
     /// Form of the file; by default seen from its content
@@ -93,6 +94,8 @@ enum Form {
     Json,
     /// Text with register names
     Rcasm,
+    /// All submitted programs of a trace, as `ork capture` writes it
+    Trace,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -159,6 +162,9 @@ fn read(file: &Path, form: Option<Form>) -> Result<Listing, Failure> {
 /// The form that the content has. Text of a program starts with a name or a dot, words with a digit or a
 /// hexadecimal letter; 64-bit words of programs always contain zero bytes.
 fn form_of(bytes: &[u8]) -> Form {
+    if bytes.starts_with(b"ORKTRACE") {
+        return Form::Trace;
+    }
     let Ok(text) = std::str::from_utf8(bytes) else { return Form::Bin };
     if text.contains('\0') {
         return Form::Bin;
@@ -179,8 +185,19 @@ fn listing(bytes: &[u8], form: Form) -> Result<Listing, String> {
         Form::Bin => read_bytes(bytes).map_err(|error| error.to_string()),
         Form::Hex => read_hex(text()?).map_err(|error| error.to_string()),
         Form::Rcasm => parse(text()?).map_err(|error| error.to_string()),
+        Form::Trace => from_trace(bytes).map_err(|error| error.to_string()),
         Form::Json => from_json(&serde_json::from_slice(bytes).map_err(|error| error.to_string())?),
     }
+}
+
+fn from_trace(bytes: &[u8]) -> Result<Listing, TraceError> {
+    let found = programs(&mut Reader::new(bytes)?)?;
+    let streams = found.into_iter().map(|program| Stream {
+        name: format!("submit {} task {}", program.submit, program.task),
+        at: program.address.map(Iova),
+        words: program.words.into_iter().map(Cmd).collect(),
+    });
+    Ok(Listing { streams: streams.collect() })
 }
 
 /// The programs of a recorded case (`submits`), of a capture (`streams`), or a list of single words (`rows`).
