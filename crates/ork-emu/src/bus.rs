@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use ork_isa::Iova;
 use ork_sim::{Access, Bus, BusFault, Span};
-use parking_lot::{Mutex, RwLock};
 
 use crate::board::Inner;
 use crate::domain::{AddressSpace, Part};
 use crate::fault::Fault;
 use crate::finding::FindingKind;
+use crate::lock::{Mutex, RwLock};
 use crate::memory::{Dram, LINE_BYTES};
 
 /// Which address space translates.

@@ -44,6 +44,7 @@ mod gem_file;
 mod grant;
 mod job;
 mod lane;
+mod lock;
 mod memory;
 mod object;
 mod options;

@@ -13,8 +13,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use parking_lot::Mutex;
-
+use crate::lock::Mutex;
 use crate::pages::{Backing, Pages};
 
 /// Bytes of a cache line.

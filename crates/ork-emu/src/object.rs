@@ -8,7 +8,6 @@ use std::sync::{Arc, Weak};
 
 use ork_drm::{Errno, Mapping};
 use ork_rknpu::uapi::sync;
-use parking_lot::{Mutex, RwLock};
 
 use crate::board::{Driver, Inner};
 use crate::dma_buf::{self, Content, DmaBuf};
@@ -16,6 +15,7 @@ use crate::domain::{AddressSpace, Alignment, PAGE_BYTES};
 use crate::fault::Fault;
 use crate::finding::FindingKind;
 use crate::grant::Grant;
+use crate::lock::{Mutex, RwLock};
 use crate::memory::{CpuView, Dram, LINE_BYTES};
 use crate::options::Coherency;
 use crate::pages::Backing;

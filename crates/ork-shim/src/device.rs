@@ -120,7 +120,7 @@ impl FdTable for Numbers {
         // SAFETY: fcntl with a number touches no memory.
         let fd = unsafe { raw::syscall(libc::SYS_fcntl, [own as usize, command as usize, 0, 0, 0, 0]) };
         let fd = raw::result(fd)? as RawFd;
-        let board = world().machine.as_ref().ok_or(Errno::ENODEV)?.board()?;
+        let board = world().machine.as_ref().ok_or(Errno::ENODEV)?.board();
         let id = fds::identity(fd).ok_or(Errno::EBADF)?;
         let behind = Behind::Made(board, file);
         FDS.insert(fd, Arc::new(File { id, node: None, behind, recorded: None, lock: OnceLock::new() }));
@@ -140,7 +140,7 @@ impl FdTable for Numbers {
 /// Opens an emulated node; the program's fd.
 pub(crate) fn open_node(world: &World, node: &'static Node, cloexec: bool) -> Result<c_int, Errno> {
     let machine = world.machine.as_ref().ok_or(Errno::ENODEV)?;
-    let board = machine.board()?;
+    let board = machine.board();
     let device: Box<dyn EmulatedFile> = match node.kind {
         NodeKind::Card => Box::new(board.open()),
         NodeKind::Render => Box::new(board.open_render()),
@@ -374,7 +374,7 @@ pub(crate) unsafe fn munmap(start: *mut c_void, len: usize) -> isize {
     answer
 }
 
-/// In a child, the parent's devices stay with the parent: the threads that run jobs are there. Mappings stay valid.
+/// In a child, the parent's files stay with the parent: the threads that run jobs are there. Mappings stay valid.
 pub(crate) fn after_fork_in_child() {
     for fd in FDS.within(0, c_int::MAX) {
         if let Some(file) = FDS.forget(fd) {
