@@ -50,10 +50,6 @@ fn job(data: &Bo) -> Job {
     Job { tasks: vec![task], reads: vec![], writes: vec![data.handle] }
 }
 
-fn kinds(board: &Board) -> Vec<FindingKind> {
-    board.take_findings().into_iter().map(|finding| finding.kind).collect()
-}
-
 fn adders() -> (Board, Arc<Log>) {
     board_with(&EmuOptions::default(), adding)
 }
@@ -188,6 +184,7 @@ fn caches_move_as_a_whole_by_fini_and_prep() {
     submit(&npu, &[job(&data)]).unwrap();
     npu.prep_bo(data.handle, i64::MAX).unwrap();
     assert_eq!((get(&mapping, 0), get(&mapping, 64)), (1, 1), "without FINI the NPU saw zero");
+    assert_eq!(kinds(&board), [FindingKind::NotFlushed { iova: ork_isa::Iova(0) }]);
     put(&mut mapping, 0, &[40]);
     npu.fini_bo(data.handle).unwrap();
     submit(&npu, &[job(&data)]).unwrap();
@@ -195,6 +192,7 @@ fn caches_move_as_a_whole_by_fini_and_prep() {
     assert_eq!(get(&mapping, 64), 1, "without PREP the CPU sees the old byte");
     npu.prep_bo(data.handle, i64::MAX).unwrap();
     assert_eq!((get(&mapping, 0), get(&mapping, 64)), (41, 41));
+    assert_eq!(kinds(&board), []);
 }
 
 #[test]
