@@ -14,7 +14,7 @@ use crate::board::{World, world};
 use crate::fds::{self, FileId, Table, Tracked};
 use crate::maps::{Range, Ranges};
 use crate::raw::{self, OwnFd};
-use crate::tree::{Node, NodeKind};
+use crate::tree::{self, Node, NodeKind};
 
 /// All fds that are ours.
 pub(crate) static FDS: Table<File> = Table::new();
@@ -46,8 +46,8 @@ enum Behind {
     Made(Board, KernelFile),
     /// A real device, which is recorded.
     Real,
-    /// A file of the parent process: its board has stayed there.
-    Parents,
+    /// A file of the parent process, or of the program before `exec`: its board has stayed behind.
+    Boardless,
 }
 
 impl Tracked for File {
@@ -151,7 +151,7 @@ pub(crate) fn open_node(world: &World, node: &'static Node, cloexec: bool) -> Re
         NodeKind::DmaHeap => None,
         _ => start_recording(world, node.path, &*device),
     };
-    let name = CString::new(node.path.trim_start_matches('/')).unwrap_or_default();
+    let name = CString::new(tree::placeholder_name(node)).unwrap_or_default();
     let fd = raw::memfd(&name, cloexec)?;
     let Some(id) = fds::identity(fd) else {
         raw::close(fd);
@@ -160,6 +160,14 @@ pub(crate) fn open_node(world: &World, node: &'static Node, cloexec: bool) -> Re
     let behind = Behind::Emulated(device);
     FDS.insert(fd, Arc::new(File { id, node: Some(node), behind, recorded, lock: OnceLock::new() }));
     Ok(fd)
+}
+
+/// Enters an fd of the program before `exec`.
+pub(crate) fn adopt(fd: c_int, node: Option<&'static Node>) {
+    if let Some(id) = fds::identity(fd) {
+        let behind = Behind::Boardless;
+        FDS.insert(fd, Arc::new(File { id, node, behind, recorded: None, lock: OnceLock::new() }));
+    }
 }
 
 /// A real node was opened: it is recorded if its driver is an NPU's.
@@ -261,7 +269,7 @@ impl File {
             Behind::Made(board, file) => unsafe { file.ioctl(board, request, bytes) },
             // SAFETY: see above.
             Behind::Real => unsafe { RealFile(fd).ioctl(request, bytes) },
-            Behind::Parents => Err(Errno::ENODEV),
+            Behind::Boardless => Err(Errno::ENODEV),
         }
     }
 
@@ -269,7 +277,7 @@ impl File {
         match &self.behind {
             Behind::Emulated(device) => device.grant(offset, len),
             Behind::Made(_, KernelFile::DmaBuf(buffer)) => buffer.grant(offset, len),
-            Behind::Made(..) | Behind::Real | Behind::Parents => Err(Errno::ENODEV),
+            Behind::Made(..) | Behind::Real | Behind::Boardless => Err(Errno::ENODEV),
         }
     }
 
@@ -339,7 +347,7 @@ impl File {
 
     /// What a child has of it. A real device works there too.
     fn of_parent(&self) -> Self {
-        let behind = if matches!(self.behind, Behind::Real) { Behind::Real } else { Behind::Parents };
+        let behind = if matches!(self.behind, Behind::Real) { Behind::Real } else { Behind::Boardless };
         Self { id: self.id, node: self.node, behind, recorded: None, lock: OnceLock::new() }
     }
 }
