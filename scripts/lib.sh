@@ -77,11 +77,14 @@ need_arm64() {
     rustup target add "$ARM64" >&2 || fail "rustup could not add the target $ARM64"
 }
 
-# arm64 CPU COMMAND ARGUMENT...: a cargo command for the boards' processor; tests run on an emulated CPU.
+# arm64 CPU COMMAND ARGUMENT...: a cargo command for the boards' processor; tests run on an emulated CPU. They name the
+# loader of Debian's cross packages: with qemu's own prefix for it (-L) threaded programs hang.
 arm64() {
     cpu=$1 command=$2
     shift 2
-    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+    libraries=/usr/aarch64-linux-gnu/lib
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C link-arg=-Wl,--dynamic-linker=$libraries/ld-linux-aarch64.so.1 -C link-arg=-Wl,-rpath,$libraries" \
+        CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
         CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -cpu $cpu" \
         cargo "$command" --target "$ARM64" "$@"
 }
