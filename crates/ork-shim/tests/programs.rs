@@ -135,6 +135,7 @@ fn the_vendor_board_is_found_by_looking_around() {
         "/dev/dri/card1: char 226:1, version 908",
         "/dev/dri/renderD129: char 226:129, version 908",
         "/dev/rknpu: ENOENT",
+        "/dev/rga: ENOENT",
         "/dev/dri/../dri//./card1: char 226:1, version 908",
         "glob /dev/dri/card1",
         "glob /sys/class/devfreq/fdab0000.npu/cur_freq",
