@@ -58,7 +58,8 @@ const TEST_ONLY: &[(&str, &[&str])] = &[
     ("ork-driver", &["ork-sim", "ork-emu"]),
     ("ork-device", &["ork-sim", "ork-emu"]),
     ("ork-isa", &["ork-conformance"]),
-    ("ork-emu", &["ork-conformance"]),
+    // Random calls are recorded, and damaged traces replayed.
+    ("ork-emu", &["ork-conformance", "ork-trace"]),
 ];
 
 #[derive(Deserialize)]
