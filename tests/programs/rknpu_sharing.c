@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <spawn.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <drm.h>
@@ -225,6 +226,66 @@ static int fences(int fd)
     return wrong != 0;
 }
 
+static int pass(int out, int in, int fd)
+{
+    union { char space[CMSG_SPACE(sizeof fd)]; struct cmsghdr header; } control;
+    char byte = 0;
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space,
+    };
+    if (out >= 0) {
+        control.header = (struct cmsghdr){CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS};
+        memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+        CHECK(sendmsg(out, &message, 0) == 1);
+    }
+    if (in >= 0) {
+        message.msg_controllen = sizeof control.space;
+        CHECK(recvmsg(in, &message, MSG_CMSG_CLOEXEC) == 1 && message.msg_controllen >= CMSG_LEN(sizeof fd));
+        memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+    }
+    return fd;
+}
+
+/* Descriptors through a socket: in one process they are what they were, in another one they have no board. */
+static int passed(int fd)
+{
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    struct product p = make_product(fd, 15);
+    drop_buffer(fd, &p.features);
+    int heap = open("/dev/dma_heap/system", O_RDWR | O_CLOEXEC);
+    int dma_buf;
+    p.features = heap_buffer(fd, heap, M * K, &dma_buf);
+    int again = pass(ends[0], ends[1], dma_buf), device = pass(ends[0], ends[1], fd);
+    CHECK(again != dma_buf && device != fd && is_cloexec(again));
+    CHECK(close(dma_buf) == 0 && close(fd) == 0);
+    CHECK(import_fd(device, again) == p.features.made.handle);
+    CHECK(bracket(again, DMA_BUF_SYNC_START | DMA_BUF_SYNC_WRITE) == 0);
+    fill_product(&p);
+    CHECK(bracket(again, DMA_BUF_SYNC_END | DMA_BUF_SYNC_WRITE) == 0);
+    sync_buffer(device, &p.weights, TO_DEVICE);
+    sync_buffer(device, &p.program, TO_DEVICE);
+    struct submit submit;
+    CHECK(run(device, &p, 0, &submit) == 0);
+    unsigned wrong = wrong_results(p.result.cpu, 15);
+
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        int foreign = pass(-1, ends[1], -1);
+        CHECK(bracket(foreign, DMA_BUF_SYNC_READ) == -1 && errno == ENODEV);
+        CHECK(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, foreign, 0) == MAP_FAILED && errno == ENODEV);
+        CHECK(import_fd(open_card(), foreign) == 0 && errno == EINVAL);
+        exit(0);
+    }
+    pass(ends[0], -1, again);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    printf("through a socket: %u wrong\n", wrong);
+    return wrong != 0;
+}
+
 static const char *seen(const struct product *p)
 {
     static const char zeros[M * N * sizeof(int32_t)];
@@ -352,6 +413,7 @@ int main(int argc, char **argv)
     static const struct { const char *name; int (*run)(int fd); } ways[] = {
         {"prime", prime},         {"heap", heap},      {"fences", fences},
         {"forgotten", forgotten}, {"exec", exec_self}, {"processes", processes},
+        {"passed", passed},
     };
     if (argc == 5 && strcmp(argv[1], "after-exec") == 0)
         return after_exec(argv + 2);

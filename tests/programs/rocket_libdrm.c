@@ -108,6 +108,12 @@ int main(void)
     CHECK(drmIoctl(fd, PREP_BO, &prep) == 0);
     unsigned wrong = wrong_results(result.cpu, 4);
 
+    /* Only shared mappings are possible, of a whole buffer's start, in files that have the buffer. */
+    CHECK(mmap(NULL, 64, PROT_READ, MAP_PRIVATE, fd, (off_t)result.made.offset) == MAP_FAILED && errno == EINVAL);
+    int other = open("/dev/accel/accel0", O_RDWR | O_CLOEXEC);
+    CHECK(mmap(NULL, 64, PROT_READ, MAP_SHARED, other, (off_t)result.made.offset) == MAP_FAILED && errno == EACCES);
+    CHECK(close(other) == 0 && close(other) == -1 && errno == EBADF);
+
     /* A job without tasks vanishes, and the call succeeds. */
     job.task_count = 0;
     CHECK(drmIoctl(fd, SUBMIT, &submit) == 0);

@@ -14,6 +14,10 @@ pub const COMMAND_END: u8 = 0xA0;
 pub const VERSION: u32 = read_write(TYPE, 0x00, size_of::<DrmVersion>());
 /// `DRM_IOCTL_GET_UNIQUE`, [`DrmUnique`].
 pub const GET_UNIQUE: u32 = read_write(TYPE, 0x01, size_of::<DrmUnique>());
+/// `DRM_IOCTL_GET_MAGIC`, a `u32`.
+pub const GET_MAGIC: u32 = read(TYPE, 0x02, size_of::<u32>());
+/// `DRM_IOCTL_SET_VERSION`, of which no struct is needed.
+pub const SET_VERSION: u32 = read_write(TYPE, 0x07, 16);
 /// `DRM_IOCTL_GEM_CLOSE`, [`DrmGemClose`].
 pub const GEM_CLOSE: u32 = write(TYPE, 0x09, size_of::<DrmGemClose>());
 /// `DRM_IOCTL_GEM_FLINK`, [`DrmGemFlink`].
@@ -22,6 +26,14 @@ pub const GEM_FLINK: u32 = read_write(TYPE, 0x0A, size_of::<DrmGemFlink>());
 pub const GEM_OPEN: u32 = read_write(TYPE, 0x0B, size_of::<DrmGemOpen>());
 /// `DRM_IOCTL_GET_CAP`, [`DrmGetCap`].
 pub const GET_CAP: u32 = read_write(TYPE, 0x0C, size_of::<DrmGetCap>());
+/// `DRM_IOCTL_SET_CLIENT_CAP`, two `u64`.
+pub const SET_CLIENT_CAP: u32 = write(TYPE, 0x0D, 16);
+/// `DRM_IOCTL_AUTH_MAGIC`, a `u32`.
+pub const AUTH_MAGIC: u32 = write(TYPE, 0x11, size_of::<u32>());
+/// `DRM_IOCTL_SET_MASTER`, without argument.
+pub const SET_MASTER: u32 = bare(TYPE, 0x1E);
+/// `DRM_IOCTL_DROP_MASTER`, without argument.
+pub const DROP_MASTER: u32 = bare(TYPE, 0x1F);
 /// `DRM_IOCTL_PRIME_HANDLE_TO_FD`, [`DrmPrimeHandle`].
 pub const PRIME_HANDLE_TO_FD: u32 = read_write(TYPE, 0x2D, size_of::<DrmPrimeHandle>());
 /// `DRM_IOCTL_PRIME_FD_TO_HANDLE`, [`DrmPrimeHandle`].
@@ -45,6 +57,18 @@ const SIZE_MASK: u32 = (1 << 14) - 1;
 #[must_use]
 pub const fn read_write(kind: u8, number: u8, size: usize) -> u32 {
     DIRECTION_READ | write(kind, number, size)
+}
+
+/// Request of an ioctl without argument.
+#[must_use]
+pub const fn bare(kind: u8, number: u8) -> u32 {
+    ((kind as u32) << 8) | number as u32
+}
+
+/// Request of an ioctl that only gets a struct of `size` bytes from the kernel.
+#[must_use]
+pub const fn read(kind: u8, number: u8, size: usize) -> u32 {
+    (write(kind, number, size) & !DIRECTION_WRITE) | DIRECTION_READ
 }
 
 /// Request of an ioctl that only hands a struct of `size` bytes to the kernel.
@@ -192,6 +216,9 @@ mod tests {
         assert_eq!(GEM_OPEN, 0xC010_640B);
         assert_eq!(PRIME_HANDLE_TO_FD, 0xC00C_642D);
         assert_eq!(PRIME_FD_TO_HANDLE, 0xC00C_642E);
+        assert_eq!((GET_MAGIC, AUTH_MAGIC), (0x8004_6402, 0x4004_6411));
+        assert_eq!((SET_VERSION, SET_CLIENT_CAP), (0xC010_6407, 0x4010_640D));
+        assert_eq!((SET_MASTER, DROP_MASTER), (0x641E, 0x641F));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -20,8 +21,10 @@ use crate::finding::{Finding, FindingKind};
 use crate::job::Job;
 use crate::lane::Lane;
 use crate::lock::{Mutex, RwLock};
+use crate::memory::Dram;
 use crate::object::Objects;
 use crate::options::{EmuOptions, TimePolicy};
+use crate::pages::Backing;
 use crate::rknpu_file::VirtualRknpu;
 use crate::rocket_file::VirtualRocket;
 
@@ -111,6 +114,10 @@ pub(crate) struct Inner {
     spaces: Vec<Arc<RwLock<AddressSpace>>>,
     pub(crate) live_domain: LiveDomain,
     pub(crate) objects: Mutex<Objects>,
+    /// Held from the look at what is free to its use.
+    allocating: Mutex<()>,
+    /// Held by a `rocket` job from the look at the jobs before it to its place behind them.
+    pub(crate) rocket_order: Mutex<()>,
     pub(crate) cores: [CoreSlot; CORES],
     pub(crate) counts: Counts,
     pub(crate) meters: Meters,
@@ -225,6 +232,8 @@ impl Board {
             spaces: (0..DOMAINS).map(|_| Arc::new(RwLock::new(AddressSpace::new(placement, full)))).collect(),
             live_domain: LiveDomain::new(wait, version >= 908),
             objects: Mutex::default(),
+            allocating: Mutex::default(),
+            rocket_order: Mutex::default(),
             cores: engines.map(slot),
             counts: Counts::default(),
             meters: Meters::default(),
@@ -385,6 +394,18 @@ impl Inner {
 
     pub(crate) fn next_file(&self) -> u64 {
         self.files.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Memory of the machine.
+    pub(crate) fn new_dram(&self, backing: Backing, len: u64) -> io::Result<Dram> {
+        let no_memory = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let _one = self.allocating.lock();
+        let used = self.counts.dram_bytes.load(Relaxed);
+        if used.checked_add(len).is_none_or(|all| all > self.options.memory_bytes) {
+            return Err(no_memory());
+        }
+        let len = usize::try_from(len).map_err(|_| no_memory())?;
+        Dram::new(backing, len, &self.counts.dram_bytes)
     }
 
     pub(crate) fn free_sram(&self) -> u64 {

@@ -15,32 +15,30 @@ impl<'a> Call<'a> {
         Ok(Self { request, argument })
     }
 
-    /// DRM's rule: as many bytes as the caller's size field says are copied in, the rest of the kernel's struct is
-    /// zero; as many are copied out, also when the handler fails.
-    pub(crate) fn with<A>(self, handler: impl FnOnce(&mut A) -> Result<(), Errno>) -> Result<(), Errno>
-    where
-        A: FromBytes + IntoBytes + Immutable,
-    {
-        self.with_first(size_of::<A>(), handler)
-    }
-
-    /// The same for a kernel that knows only the first bytes of the struct.
-    pub(crate) fn with_first<A>(
+    /// DRM's rule. `definition` is the request as the kernel knows it, of which only the number must be the caller's.
+    /// As many bytes as the caller's size field says are copied in, the rest of the kernel's struct is zero; as many
+    /// are copied out, also when the handler fails. Each direction only if both requests have it.
+    pub(crate) fn with<A>(
         self,
-        known: usize,
+        definition: u32,
         handler: impl FnOnce(&mut A) -> Result<(), Errno>,
     ) -> Result<(), Errno>
     where
         A: FromBytes + IntoBytes + Immutable,
     {
         let mut own = A::new_zeroed();
-        let common = self.argument.len().min(known);
-        if drm::copies_in(self.request) {
+        let common = self.argument.len().min(drm::argument_size(definition)).min(size_of::<A>());
+        let both = self.request & definition;
+        if drm::copies_in(both) {
             own.as_mut_bytes()[..common].copy_from_slice(&self.argument[..common]);
         }
         let result = handler(&mut own);
-        if drm::copies_out(self.request) {
+        if drm::copies_out(both) {
             self.argument[..common].copy_from_slice(&own.as_bytes()[..common]);
+            if !drm::copies_in(both) {
+                // What the kernel does not know comes back as it came.
+                self.argument[common..].fill(0);
+            }
         }
         result
     }

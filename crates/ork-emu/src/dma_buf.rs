@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use ork_drm::dma_buf::{DmaHeapAllocation, sync};
+use ork_drm::dma_buf::{DmaHeapAllocation, HEAP_ALLOC, sync};
 use ork_drm::{Errno, Mapping, Transport, uapi as drm};
 use ork_rknpu::uapi::sync as direction;
 
@@ -21,9 +21,6 @@ use crate::memory::{CpuView, Dram};
 use crate::object::Object;
 use crate::options::Coherency;
 use crate::pages::{Backing, sealed_memfd};
-
-/// Memory of the emulated machine; more cannot be asked of a heap.
-const BOARD_BYTES: u64 = 32 << 30;
 
 /// A dma-buf. Clones are the same one.
 #[derive(Clone)]
@@ -79,10 +76,10 @@ impl DmaBuf {
         if len == 0 {
             return Err(Errno::EINVAL);
         }
-        if len > BOARD_BYTES || board.injects(Fault::OutOfMemory) {
+        let size = len.checked_next_multiple_of(PAGE_BYTES).ok_or(Errno::ENOMEM)?;
+        if board.injects(Fault::OutOfMemory) {
             return Err(Errno::ENOMEM);
         }
-        let size = len.next_multiple_of(PAGE_BYTES);
         let no_memory = |error: std::io::Error| match Errno::from_io(&error) {
             Errno::EMFILE => Errno::EMFILE,
             _ => Errno::ENOMEM,
@@ -91,7 +88,7 @@ impl DmaBuf {
             Coherency::Shared => (Backing::Memfd, false),
             Coherency::Strict => (Backing::Private, true),
         };
-        let dram = Dram::new(backing, size as usize, &board.counts.dram_bytes).map_err(no_memory)?;
+        let dram = board.new_dram(backing, size).map_err(no_memory)?;
         let view = if strict {
             let view = CpuView::new(Backing::Memfd, &dram, &board.counts.view_bytes);
             let view = Arc::new(view.map_err(no_memory)?);
@@ -231,7 +228,7 @@ impl Transport for VirtualHeap {
         if (drm::kind(request), drm::number(request)) != (b'H', 0) {
             return Err(Errno::ENOTTY);
         }
-        call.with(|argument| self.allocate(argument))
+        call.with(HEAP_ALLOC, |argument| self.allocate(argument))
     }
 
     fn mmap(&self, _offset: u64, _len: usize) -> Result<Mapping, Errno> {

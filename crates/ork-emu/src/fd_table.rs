@@ -45,19 +45,24 @@ impl KernelFile {
     pub unsafe fn ioctl(&self, board: &Board, request: u32, argument: &mut [u8]) -> Result<(), Errno> {
         let call = Call::new(request, argument)?;
         match (self, drm::kind(request), drm::number(request)) {
-            (Self::DmaBuf(buffer), b'b', 0) => call.with(|sync: &mut DmaBufSync| buffer.sync(sync.flags)),
+            (Self::DmaBuf(buffer), b'b', 0) => {
+                call.with(dma_buf::SYNC, |sync: &mut DmaBufSync| buffer.sync(sync.flags))
+            }
             // A name is a label for debugfs.
             (Self::DmaBuf(_), b'b', 1) => Ok(()),
-            (Self::DmaBuf(_), b'b', 2) => call.with(|export| export_fence(board, export)),
-            (Self::DmaBuf(_), b'b', 3) => {
-                call.with(|import: &mut DmaBufSyncFile| match board.0.fds.resolve(import.fd) {
-                    Ok(Self::SyncFile(_)) => Ok(()),
-                    _ => Err(Errno::EINVAL),
-                })
+            (Self::DmaBuf(_), b'b', 2) => {
+                call.with(dma_buf::EXPORT_SYNC_FILE, |export| export_fence(board, export))
             }
-            (Self::SyncFile(fence), b'>', 3) => call.with(|merge| fence.merge_call(board, merge)),
-            // SAFETY: the caller vouches for the addresses inside the struct.
-            (Self::SyncFile(fence), b'>', 4) => call.with(|info| unsafe { fence.info_call(info) }),
+            (Self::DmaBuf(_), b'b', 3) => {
+                call.with(dma_buf::IMPORT_SYNC_FILE, |import| import_fence(board, import))
+            }
+            (Self::SyncFile(fence), b'>', 3) => {
+                call.with(dma_buf::FENCE_MERGE, |merge| fence.merge_call(board, merge))
+            }
+            (Self::SyncFile(fence), b'>', 4) => {
+                // SAFETY: the caller vouches for the addresses inside the struct.
+                call.with(dma_buf::FENCE_INFO, |info| unsafe { fence.info_call(info) })
+            }
             _ => Err(Errno::ENOTTY),
         }
     }
@@ -74,6 +79,14 @@ fn export_fence(board: &Board, argument: &mut DmaBufSyncFile) -> Result<(), Errn
     fence.signal();
     argument.fd = board.0.fds.install(KernelFile::SyncFile(fence), true)?;
     Ok(())
+}
+
+/// `DMA_BUF_IOCTL_IMPORT_SYNC_FILE`: nobody will ever wait for the fence.
+fn import_fence(board: &Board, argument: &mut DmaBufSyncFile) -> Result<(), Errno> {
+    match board.0.fds.resolve(argument.fd) {
+        Ok(KernelFile::SyncFile(_)) => Ok(()),
+        _ => Err(Errno::EINVAL),
+    }
 }
 
 /// Numbers files. The default is [`HostFds`]; a preloaded library brings its own.

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use ork_drm::Errno;
@@ -35,8 +35,8 @@ struct State {
     signalled_ns: Option<u64>,
     /// How many fences a merged one still waits for.
     pending: u32,
-    /// Merged fences that wait for this one.
-    merged: Vec<Arc<Fence>>,
+    /// Merged fences that wait for this one, as long as anybody waits for them.
+    merged: Vec<Weak<Fence>>,
 }
 
 impl Drop for Fence {
@@ -66,7 +66,7 @@ impl Fence {
         // SAFETY: 8 live bytes, written to an eventfd that this fence owns.
         unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
         self.changed.notify_all();
-        for fence in merged {
+        for fence in merged.iter().filter_map(Weak::upgrade) {
             fence.parent_signalled();
         }
     }
@@ -147,7 +147,8 @@ impl SyncFile {
             let mut state = parent.0.state.lock();
             if state.signalled_ns.is_none() {
                 both.0.state.lock().pending += 1;
-                state.merged.push(Arc::clone(&both.0));
+                state.merged.retain(|fence| fence.strong_count() != 0);
+                state.merged.push(Arc::downgrade(&both.0));
             }
         }
         both.0.parent_signalled();

@@ -28,6 +28,14 @@ pub(crate) struct Identity {
     pub(crate) description: &'static str,
 }
 
+/// Whether a number is that of a call on sync objects, those with timelines and event descriptors among them.
+const fn is_about_sync_objects(number: u8) -> bool {
+    matches!(number, 0xBF..=0xC5 | 0xCA..=0xCD | 0xCF)
+}
+
+/// The token by which a file authenticates itself.
+const MAGIC: u32 = 1;
+
 /// Lives until the file is closed and all its mappings are gone; only then its handles are dropped.
 pub(crate) struct GemFile {
     pub(crate) board: Arc<Inner>,
@@ -118,34 +126,41 @@ impl GemFile {
         import: impl FnOnce(&DmaBuf) -> Result<Arc<Object>, Errno>,
     ) -> Result<(), Errno> {
         let number = drm::number(call.request);
-        if self.node == NodeKind::Render && !matches!(number, 0x00 | 0x09 | 0x0C | 0x2D | 0x2E | 0xBF..=0xC5)
-        {
+        let for_render_nodes =
+            matches!(number, 0x00 | 0x09 | 0x0C | 0x2D | 0x2E) || is_about_sync_objects(number);
+        if self.node == NodeKind::Render && !for_render_nodes {
             return if (0x01..0x40).contains(&number) { Err(Errno::EACCES) } else { Err(Errno::EINVAL) };
         }
         match number {
             // SAFETY: the caller vouches for the addresses inside the struct.
-            0x00 => call.with(|version| unsafe { version_call(identity, version) }),
+            0x00 => call.with(drm::VERSION, |version| unsafe { version_call(identity, version) }),
             // A platform device that never called SET_VERSION has no unique name.
-            0x01 => call.with(|unique: &mut DrmUnique| {
+            0x01 => call.with(drm::GET_UNIQUE, |unique: &mut DrmUnique| {
                 unique.len = 0;
                 Ok(())
             }),
             // GET_MAGIC and AUTH_MAGIC: the first opener is master and authenticates itself.
-            0x02 => call.with(|magic: &mut u32| {
-                *magic = 1;
+            0x02 => call.with(drm::GET_MAGIC, |magic: &mut u32| {
+                *magic = MAGIC;
                 Ok(())
             }),
-            0x11 => call.with(|magic: &mut u32| if *magic == 1 { Ok(()) } else { Err(Errno::EINVAL) }),
+            0x11 => call.with(
+                drm::AUTH_MAGIC,
+                |magic: &mut u32| {
+                    if *magic == MAGIC { Ok(()) } else { Err(Errno::EINVAL) }
+                },
+            ),
             // SET_VERSION, SET_MASTER, DROP_MASTER.
             0x07 | 0x1E | 0x1F => Ok(()),
-            0x09 => call.with(|close: &mut DrmGemClose| self.drop_handle(close.handle)),
-            0x0A => call.with(|flink| self.flink(flink)),
-            0x0B => call.with(|open| self.open_name(open)),
-            0x0C => call.with(capability),
+            0x09 => call.with(drm::GEM_CLOSE, |close: &mut DrmGemClose| self.drop_handle(close.handle)),
+            0x0A => call.with(drm::GEM_FLINK, |flink| self.flink(flink)),
+            0x0B => call.with(drm::GEM_OPEN, |open| self.open_name(open)),
+            0x0C => call.with(drm::GET_CAP, capability),
             // SET_CLIENT_CAP is for modesetting; sync objects are not there either.
-            0x0D | 0xBF..=0xC5 => Err(Errno::EOPNOTSUPP),
-            0x2D => call.with(|prime| self.export(prime)),
-            0x2E => call.with(|prime| self.import(prime, import)),
+            0x0D => Err(Errno::EOPNOTSUPP),
+            number if is_about_sync_objects(number) => Err(Errno::EOPNOTSUPP),
+            0x2D => call.with(drm::PRIME_HANDLE_TO_FD, |prime| self.export(prime)),
+            0x2E => call.with(drm::PRIME_FD_TO_HANDLE, |prime| self.import(prime, import)),
             _ => Err(Errno::EINVAL),
         }
     }

@@ -256,7 +256,7 @@ impl Job {
                 End::Stuck => return PartState::Stuck { committed, counter: outcome.counter },
                 End::Unmodelled => return PartState::Unmodelled { counter: outcome.counter },
             }
-            if !self.nonblock {
+            if !self.nonblock && last + 1 == end {
                 last_task.int_status = outcome.int_status;
                 tasks.kernel_write((last * TASK_BYTES) as usize, last_task.as_bytes());
             }

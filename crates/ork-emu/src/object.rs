@@ -142,11 +142,7 @@ impl Object {
             Coherency::Shared => Backing::Memfd,
             Coherency::Strict => Backing::Private,
         };
-        let memory = || {
-            let len = usize::try_from(size).map_err(|_| Errno::ENOMEM)?;
-            let dram = Dram::new(backing, len, &board.counts.dram_bytes);
-            dram.map(Arc::new).map_err(|_| Errno::ENOMEM)
-        };
+        let memory = || board.new_dram(backing, size).map(Arc::new).map_err(|_| Errno::ENOMEM);
         let (iova, dram) = place(board, &request.space, size, request.alignment, memory)?;
         let sram = board.take_sram(request.sram.min(size) / PAGE_BYTES * PAGE_BYTES);
         let mut objects = board.objects.lock();
@@ -368,7 +364,7 @@ fn place(
 ) -> Result<(u32, Arc<Dram>), Errno> {
     let mut space = space.write();
     if let Some(window) = board.options.faults.window_bytes
-        && space.mapped_bytes() + size > window
+        && space.mapped_bytes().saturating_add(size) > window
     {
         board.report(None, 0, FindingKind::Injected { fault: Fault::FullWindow });
         return Err(space.full());

@@ -26,6 +26,9 @@ pub struct EmuOptions {
     pub iommu: bool,
     /// Whether the kernel was built with fences.
     pub fences: bool,
+    /// Memory of the emulated machine, in bytes: buffers of all files and of the heap have room in it, or get
+    /// `ENOMEM`. The host provides what is touched.
+    pub memory_bytes: u64,
     /// On-chip SRAM that the device tree grants the NPU, in bytes; 956 KiB exist on an RK3588.
     pub sram_bytes: u64,
     /// As in 0.9.8: a non-blocking submit compares the age of a running job in microseconds with a time limit in
@@ -53,6 +56,7 @@ impl Default for EmuOptions {
             coherency: Coherency::Strict,
             iommu: true,
             fences: true,
+            memory_bytes: 32 << 30,
             sram_bytes: 0,
             reap_compares_microseconds: false,
             bypass_soft_reset: false,

@@ -5,9 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ork_drm::{Errno, Mapping, NodeKind, Transport, uapi as drm};
-use ork_rknpu::uapi::{
-    MEM_CREATE_SHORT_BYTES, RknpuMemCreate, RknpuMemDestroy, RknpuMemMap, RknpuMemSync, mem, number,
-};
+use ork_rknpu::uapi::{self, RknpuMemCreate, RknpuMemDestroy, RknpuMemMap, RknpuMemSync, mem, number};
 
 use crate::board::{Driver, Inner};
 use crate::call::Call;
@@ -51,16 +49,15 @@ impl Transport for VirtualRknpu {
             return Err(Errno::EINTR);
         }
         match number {
-            number::ACTION => call.with(|argument| board.action(argument)),
-            number::SUBMIT => call.with(|argument| submit::submit(file, argument)),
+            number::ACTION => call.with(uapi::ACTION, |argument| board.action(argument)),
+            number::SUBMIT => call.with(uapi::SUBMIT, |argument| submit::submit(file, argument)),
             number::MEM_CREATE => {
-                let known =
-                    if board.knows_domains() { size_of::<RknpuMemCreate>() } else { MEM_CREATE_SHORT_BYTES };
-                call.with_first(known, |argument| create(file, argument))
+                let known = if board.knows_domains() { uapi::MEM_CREATE } else { uapi::MEM_CREATE_SHORT };
+                call.with(known, |argument| create(file, argument))
             }
-            number::MEM_MAP => call.with(|argument| map_offset(file, argument)),
-            number::MEM_DESTROY => call.with(|argument| destroy(file, argument)),
-            number::MEM_SYNC => call.with(|argument| sync(board, argument)),
+            number::MEM_MAP => call.with(uapi::MEM_MAP, |argument| map_offset(file, argument)),
+            number::MEM_DESTROY => call.with(uapi::MEM_DESTROY, |argument| destroy(file, argument)),
+            number::MEM_SYNC => call.with(uapi::MEM_SYNC, |argument| sync(board, argument)),
             // SAFETY: the caller vouches for the addresses inside the struct.
             _ => unsafe {
                 file.core_call(call, &identity(board), |buffer| {
@@ -105,7 +102,8 @@ fn create(file: &GemFile, argument: &mut RknpuMemCreate) -> Result<(), Errno> {
             board.live_domain.enter(domain)?;
             let object = Object::allocate(board, &allocation(board, argument, domain));
             board.live_domain.leave();
-            let object = object?;
+            // Without an IOMMU all memory is contiguous, and what fails is that allocation.
+            let object = object.map_err(|errno| if board.options.iommu { errno } else { Errno::EINVAL })?;
             (file.insert(&object), object)
         }
     };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ork_drm::{Errno, Mapping, NodeKind, Transport, uapi as drm};
 use ork_rknpu::uapi::sync;
 use ork_rocket::uapi::{
-    RocketCreateBo, RocketFiniBo, RocketJob as RawJob, RocketPrepBo, RocketSubmit, RocketTask, number,
+    self, RocketCreateBo, RocketFiniBo, RocketJob as RawJob, RocketPrepBo, RocketSubmit, RocketTask, number,
 };
 
 use crate::board::{Driver, Inner};
@@ -184,6 +184,8 @@ impl VirtualRocket {
         let listed: Vec<Arc<Object>> =
             reads.iter().chain(&writes).map(|(_, object)| Arc::clone(object)).collect();
         let completion = Arc::new(Completion::default());
+        // Each job waits for earlier ones, which must stand before it in their queues: or two could wait for each other.
+        let order = board.rocket_order.lock();
         let core = self.entity.enter(|| {
             let all = 0..board.options.soc.cores();
             all.min_by_key(|core| board.cores[usize::from(*core)].lane.load(*core)).unwrap_or(0)
@@ -206,7 +208,9 @@ impl VirtualRocket {
             object.add_writer(&completion);
         }
         let work: Arc<dyn Work> = job;
-        if board.cores[usize::from(core)].lane.push(core, Arc::clone(&work)).is_err() {
+        let queued = board.cores[usize::from(core)].lane.push(core, Arc::clone(&work));
+        drop(order);
+        if queued.is_err() {
             work.discard();
         }
         Ok(())
@@ -241,11 +245,11 @@ impl Transport for VirtualRocket {
             return Err(Errno::EINTR);
         }
         match number {
-            number::CREATE_BO => call.with(|argument| self.create(argument)),
+            number::CREATE_BO => call.with(uapi::CREATE_BO, |argument| self.create(argument)),
             // SAFETY: the caller vouches for the addresses inside the struct.
-            number::SUBMIT => call.with(|argument| unsafe { self.submit(argument) }),
-            number::PREP_BO => call.with(|argument| self.prep(argument)),
-            number::FINI_BO => call.with(|argument| self.fini(argument)),
+            number::SUBMIT => call.with(uapi::SUBMIT, |argument| unsafe { self.submit(argument) }),
+            number::PREP_BO => call.with(uapi::PREP_BO, |argument| self.prep(argument)),
+            number::FINI_BO => call.with(uapi::FINI_BO, |argument| self.fini(argument)),
             // The driver imports nothing but its own exports.
             // SAFETY: as above.
             _ => unsafe { self.file.core_call(call, &IDENTITY, |_| Err(Errno::EINVAL)) },

@@ -187,6 +187,63 @@ fn a_blocking_submit_waits_for_a_foreign_fence_and_not_for_its_own_kind() {
 }
 
 #[test]
+fn a_fence_of_the_driver_itself_is_not_waited_for() {
+    let (board, _, gate) = gated();
+    let npu = open(&board);
+    let (tasks, data) = work(&npu);
+    let flags = NONBLOCK | job::FENCE_OUT;
+    let own = submit(&npu, &RknpuSubmit { flags, ..request(&tasks, 1, 1) }).unwrap().fence_fd;
+    // The job behind the gate goes on, and this one is done.
+    let wait = RknpuSubmit { flags: job::PC | job::FENCE_IN, fence_fd: own, ..request(&tasks, 2, 1) };
+    assert_eq!(submit(&npu, &wait).unwrap().fence_fd, -1);
+    assert_eq!((polls(own), peek(&data, 64)), (false, 1));
+    gate.wait();
+    eventually("the fence", || polls(own));
+    board.close_fd(own).unwrap();
+}
+
+#[test]
+fn errno_table_of_fences_and_what_a_merged_one_keeps() {
+    let board = stuck(&EmuOptions::default());
+    let npu = open(&board);
+    let (tasks, data) = work(&npu);
+    let flags = NONBLOCK | job::FENCE_OUT;
+    let stuck = submit(&npu, &RknpuSubmit { flags, ..request(&tasks, 1, 1) }).unwrap().fence_fd;
+    let file = board.fds().resolve(stuck).unwrap();
+    let merge = |mut argument: SyncMerge| {
+        // SAFETY: the struct holds no address.
+        let result = unsafe { file.ioctl(&board, dma_buf::FENCE_MERGE, argument.as_mut_bytes()) };
+        result.map(|()| argument.fence)
+    };
+    let good = SyncMerge { fd2: stuck, ..Default::default() };
+    assert_eq!(merge(SyncMerge { fd2: 0, ..good }), Err(Errno::ENOENT), "some other file");
+    assert_eq!(merge(SyncMerge { fd2: -1, ..good }), Err(Errno::ENOENT));
+    assert_eq!(merge(SyncMerge { flags: 1, ..good }), Err(Errno::EINVAL));
+    assert_eq!(merge(SyncMerge { pad: 1, ..good }), Err(Errno::EINVAL));
+    // The count alone; an array that cannot be written; flags.
+    let info = |mut argument: SyncFileInfo| {
+        // SAFETY: the address is not followed where the host checks it, as test hosts do.
+        let result = unsafe { file.ioctl(&board, dma_buf::FENCE_INFO, argument.as_mut_bytes()) };
+        result.map(|()| (argument.num_fences, argument.status))
+    };
+    assert_eq!(info(SyncFileInfo::default()), Ok((1, 0)));
+    assert_eq!(
+        info(SyncFileInfo { num_fences: 1, sync_fence_info: 8, ..Default::default() }),
+        Err(Errno::EFAULT)
+    );
+    assert_eq!(info(SyncFileInfo { flags: 1, ..Default::default() }), Err(Errno::EINVAL));
+    // A merged fence that is closed is gone, although its parent will never be signalled.
+    for _ in 0..100 {
+        board.close_fd(merge(good).unwrap()).unwrap();
+    }
+    assert_eq!(board.live().fences, 1);
+    drop(file);
+    board.close_fd(stuck).unwrap();
+    drop((tasks, data, npu));
+    all_gone(&board);
+}
+
+#[test]
 fn a_kernel_without_fences_refuses_them() {
     let (board, _) = board_with(&EmuOptions { fences: false, ..Default::default() }, adding);
     let npu = open(&board);

@@ -17,14 +17,17 @@
 //! | 12 | import | `sharing.rs` |
 //! | 13 | rocket | `rocket.rs` |
 //! | 14 | discovery by libdrm and Mesa | needs device nodes: the preloaded library's tests |
+//! | – | dispatch, copying, core calls, all nodes | `core_calls.rs` |
+//! | – | call sequences of real programs | here; whole programs: the preloaded library's tests |
 
 #![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
 
 mod support;
 
-use ork_drm::Errno;
+use ork_drm::{Errno, export_fd, flink};
+use ork_emu::EmuOptions;
 use ork_rknpu::Rknpu;
-use ork_rknpu::uapi::{self, RknpuMemCreate, RknpuTask, mem};
+use ork_rknpu::uapi::{self, RknpuMemCreate, RknpuSubcoreTask, RknpuSubmit, RknpuTask, action, mem};
 use support::*;
 use zerocopy::IntoBytes;
 
@@ -38,6 +41,107 @@ fn item_2_both_sizes_on_both_nodes() {
             assert_eq!((create.size, create.dma_addr % 4096), (4096, 0));
         }
     }
+}
+
+/// The library that Rockchip ships, from its first question to its last call.
+#[test]
+fn the_calls_of_the_closed_runtime() {
+    let (board, log) = board_with(&EmuOptions::default(), adding);
+    let npu = open(&board);
+    let answers = [
+        (action::GET_HW_VERSION, u32::MAX, Ok(0x4649_5245)),
+        (action::GET_DRV_VERSION, 0, Ok(908)),
+        (action::POWER_ON, 0, Err(Errno::EINVAL)),
+        (action::SET_PROC_NICE, (-19_i32).cast_unsigned(), Ok((-19_i32).cast_unsigned())),
+        (action::GET_DRV_VERSION, 0, Ok(908)),
+    ];
+    for (code, value, answer) in answers {
+        assert_eq!(npu.action(code, value).map_err(|error| error.errno()), answer, "action {code}");
+    }
+    // Each buffer is named, exported, mapped and synchronised as a whole.
+    let mut fds = Vec::new();
+    let mut allocate = |size: u64, flags| {
+        assert_eq!(npu.action(action::GET_IOMMU_EN, 0), Ok(1));
+        let buffer = create(&npu, size, flags);
+        flink(npu.transport(), buffer.handle).unwrap();
+        fds.push(export_fd(npu.transport(), buffer.handle).unwrap());
+        let mapping = map(&npu, &buffer, size as usize);
+        // SAFETY: the object is alive, and no slice of its mapping is.
+        unsafe { npu.mem_sync(buffer.obj_addr, 0, size, 3) }.unwrap();
+        (buffer, mapping)
+    };
+    let (array, mapping) = allocate(40, mem::TASKS);
+    let mut tasks = Tasks { buffer: array, mapping };
+    let (data, mut bytes) = allocate(1 << 20, mem::DATA);
+    let task =
+        RknpuTask { int_mask: 0x300, regcfg_amount: 108, regcmd_addr: data.dma_addr, ..Default::default() };
+    put(&mut tasks.mapping, 0, task.as_bytes());
+    put(&mut bytes, 0, &[40]);
+    flush(&npu, &data, 0, 64);
+    // Three times the real count, and the same range for whichever core it becomes.
+    let report = submit(&npu, &RknpuSubmit { task_number: 3, ..request(&tasks, 0, 1) }).unwrap();
+    assert_eq!((report.task_counter, log.runs.lock().unwrap().len()), (3, 1));
+    for _ in 0..2 {
+        invalidate(&npu, &data, 0, 128);
+    }
+    assert_eq!((get(&bytes, 0), get(&bytes, 64), get(&tasks.mapping, 21)), (41, 41, 3));
+    assert_eq!(npu.action(action::POWER_OFF, 0).unwrap_err().errno(), Errno::EINVAL);
+    drop(bytes);
+    for handle in [tasks.buffer.handle, data.handle] {
+        npu.mem_destroy(handle).unwrap();
+    }
+    for fd in fds {
+        board.close_fd(fd).unwrap();
+    }
+    drop((tasks, npu));
+    all_gone(&board);
+    assert_eq!(kinds(&board), []);
+}
+
+/// The oldest open program: headers of the first versions, memory that is not cached, no synchronisation.
+#[test]
+fn the_calls_of_the_first_open_program() {
+    let (board, log) = board_with(&EmuOptions::default(), adding);
+    let npu = open(&board);
+    let allocate = |flags| {
+        let mut argument = RknpuMemCreate { size: 1024, flags, iommu_domain_id: 99, ..Default::default() };
+        raw(&npu, uapi::MEM_CREATE_SHORT, &mut argument.as_mut_bytes()[..40]).unwrap();
+        let offset = npu.mem_map(argument.handle).unwrap();
+        (argument, npu.mmap(offset, 1024).unwrap())
+    };
+    let ((data, mut bytes), (array, mut tasks)) = (allocate(0), allocate(mem::KERNEL_MAPPING));
+    npu.action(action::ACT_RESET, 0).unwrap();
+    put(&mut bytes, 0, &[0; 1024]);
+    put(&mut bytes, 0, &[40]);
+    let task = RknpuTask {
+        enable_mask: 0xD,
+        int_mask: 0x300,
+        int_clear: 0x1_FFFF,
+        regcfg_amount: 108,
+        regcmd_addr: data.dma_addr,
+        ..Default::default()
+    };
+    put(&mut tasks, 0, task.as_bytes());
+    let entry = |task_start, task_number| RknpuSubcoreTask { task_start, task_number };
+    let order = RknpuSubmit {
+        flags: 5,
+        timeout: 6000,
+        task_number: 1,
+        task_obj_addr: array.obj_addr,
+        core_mask: 1,
+        fence_fd: -1,
+        subcore_task: [entry(0, 1), entry(1, 0), entry(2, 0), entry(0, 0), entry(0, 0)],
+        ..Default::default()
+    };
+    assert_eq!(submit(&npu, &order).unwrap().task_counter, 1);
+    assert_eq!((get(&bytes, 0), get(&bytes, 64), log.runs.lock().unwrap().len()), (41, 41, 1));
+    drop((bytes, tasks));
+    for made in [data, array] {
+        npu.mem_destroy(made.handle).unwrap();
+    }
+    drop(npu);
+    all_gone(&board);
+    assert_eq!(kinds(&board), []);
 }
 
 const LINK: u64 = 0x0101_0000_0000_0010;

@@ -5,11 +5,13 @@
 
 mod support;
 
-use ork_drm::{Errno, Mapping};
+use ork_drm::dma_buf::{DmaHeapAllocation, HEAP_ALLOC};
+use ork_drm::{Errno, Mapping, Transport};
 use ork_emu::{Board, EmuOptions, Fault, FaultPlan, When};
 use ork_rknpu::CreateRequest;
 use ork_rknpu::uapi::{RknpuSubmit, action, job, mem};
 use support::*;
+use zerocopy::IntoBytes;
 
 fn board_that(faults: FaultPlan) -> Board {
     board_with(&EmuOptions { faults, domain_wait_ms: 10, ..Default::default() }, adding).0
@@ -184,6 +186,18 @@ fn the_nth_allocation_finds_no_memory() {
     assert_eq!(npu.mem_create(&request).unwrap_err().errno(), Errno::ENOMEM);
     npu.mem_create(&request).unwrap();
     assert_eq!(injected(&board), [Fault::OutOfMemory]);
+
+    let board = board_that(FaultPlan { out_of_memory: When::Always, ..Default::default() });
+    let rocket = ork_rocket::Rocket::new(board.open_rocket());
+    assert_eq!(rocket.create_bo(1).unwrap_err().errno(), Errno::ENOMEM);
+    let mut heap = DmaHeapAllocation { len: 1, fd_flags: 2, ..Default::default() };
+    // SAFETY: the struct holds no address.
+    let refused = unsafe { board.open_heap().ioctl(HEAP_ALLOC, heap.as_mut_bytes()) };
+    assert_eq!(refused, Err(Errno::ENOMEM));
+    // Without an IOMMU it is a contiguous allocation that fails.
+    let faults = FaultPlan { out_of_memory: When::Always, ..Default::default() };
+    let board = Board::new(&EmuOptions { iommu: false, faults, ..Default::default() });
+    assert_eq!(open(&board).mem_create(&request).unwrap_err().errno(), Errno::EINVAL);
 }
 
 #[test]
@@ -213,11 +227,13 @@ fn a_full_window_is_efault_for_one_driver_and_enospc_for_the_other() {
     create(&npu, 0x2000, mem::DATA);
     let full = npu.mem_create(&CreateRequest { size: 0x2000, flags: mem::DATA, domain: 0 });
     assert_eq!(full.unwrap_err().errno(), Errno::EFAULT);
+    let absurd = npu.mem_create(&CreateRequest { size: u64::MAX - 0xFFF, flags: mem::DATA, domain: 0 });
+    assert_eq!(absurd.unwrap_err().errno(), Errno::EFAULT);
     npu.mem_create(&CreateRequest { size: 0x2000, flags: mem::DATA, domain: 1 }).unwrap();
     let rocket = ork_rocket::Rocket::new(board.open_rocket());
     rocket.create_bo(0x3000).unwrap();
     assert_eq!(rocket.create_bo(1).unwrap_err().errno(), Errno::ENOSPC);
-    assert_eq!(injected(&board), [Fault::FullWindow; 2]);
+    assert_eq!(injected(&board), [Fault::FullWindow; 3]);
 }
 
 #[test]

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use ork_drm::Errno;
 use ork_emu::{EmuOptions, FindingKind, JobEnd, Live, TimePolicy};
 use ork_isa::Iova;
-use ork_rknpu::uapi::{RknpuSubcoreTask, RknpuSubmit, action, job, mem};
+use ork_rknpu::uapi::{RknpuSubcoreTask, RknpuSubmit, RknpuTask, action, job, mem};
 use support::*;
+use zerocopy::IntoBytes;
 
 fn obedient() -> (ork_emu::Board, Arc<Log>) {
     board_with(&EmuOptions::default(), |_, _, job| done(job))
@@ -41,6 +42,65 @@ fn a_job_gets_the_documented_register_values() {
     let status: Vec<u8> = (0..3).map(|index| get(&tasks.mapping, index * 40 + 21)).collect();
     assert_eq!(status, [0, 0, 3]);
     assert_eq!(board.clock_ns(), 2500);
+}
+
+#[test]
+fn only_what_the_kernel_reads_of_the_tasks_counts() {
+    let (board, log) = obedient();
+    let npu = open(&board);
+    let mut tasks = tasks(&npu, 4, 0xFFFF_FFFF);
+    let mut task = |index: usize, int_mask, regcfg_amount, regcmd_addr| {
+        let task = RknpuTask {
+            // Not looked at: the stream itself carries these.
+            flags: 0xAAAA,
+            op_idx: 0xBBBB,
+            enable_mask: 0xCCCC,
+            int_clear: 0xDDDD,
+            regcfg_offset: 0xEEEE,
+            int_mask,
+            regcfg_amount,
+            regcmd_addr,
+            ..Default::default()
+        };
+        put(&mut tasks.mapping, index * 40, task.as_bytes());
+    };
+    // The address is cut to 32 bits; the tasks between the first and the last one must exist, no more.
+    task(1, 0xC00, 13, 0x1_2345_6780);
+    task(3, 0x300, 99, 0x9999_9990);
+    let range = RknpuSubcoreTask { task_start: 1, task_number: 3 };
+    let order = RknpuSubmit {
+        task_base_addr: 0x7_0000_1000,
+        priority: -5,
+        task_start: 77,
+        subcore_task: [range; 5],
+        ..request(&tasks, 1, 3)
+    };
+    submit(&npu, &order).unwrap();
+    let (_, job) = log.runs.lock().unwrap()[0];
+    assert_eq!((job.base, job.amount, job.tasks, job.dma_base), (Iova(0x2345_6780), 8, 3, Iova(0x1000)));
+    // The first task's mask is cleared, the last one's is waited for.
+    assert_eq!((job.int_clear, job.int_mask), (0xC00, 0x300));
+}
+
+#[test]
+fn refusals_take_their_time() {
+    let (board, _) = obedient();
+    let npu = open(&board);
+    let tasks = tasks(&npu, 1, 0x300);
+    let good = request(&tasks, 1, 1);
+    let costs = |order: &RknpuSubmit| {
+        let before = board.clock_ns();
+        assert_eq!(submit(&npu, order).unwrap_err().errno(), Errno::EINVAL);
+        (board.clock_ns() - before) / 1_000_000
+    };
+    assert_eq!(costs(&RknpuSubmit { task_number: 0, ..good }), 0);
+    assert_eq!(costs(&RknpuSubmit { flags: 0, ..good }), 100, "the kernel pauses before it aborts");
+    assert_eq!(costs(&RknpuSubmit { task_obj_addr: 0, ..good }), 6000, "the whole time limit");
+    assert_eq!(costs(&RknpuSubmit { task_obj_addr: 0, flags: job::PC | job::NONBLOCK, ..good }), 0);
+    assert_eq!(costs(&RknpuSubmit { core_mask: 6, timeout: 10, ..good }), 30, "three rounds");
+    let before = board.clock_ns();
+    npu.action(action::ACT_RESET, 0).unwrap();
+    assert_eq!(board.clock_ns() - before, 100_000_000);
 }
 
 #[test]
@@ -217,6 +277,8 @@ fn long_ranges_run_in_slices() {
     let report = submit(&npu, &request(&tasks, 1, 4100)).unwrap();
     assert_eq!(runs(&log), [(0, 0x1000, 4095), (0, 4096 * 0x1000, 5)]);
     assert_eq!((report.task_counter, report.hw_elapse_ns), (4100, 5000));
+    let status = |index: usize| get(&tasks.mapping, index * 40 + 21);
+    assert_eq!((status(0), status(4094), status(4099)), (0, 0, 3), "the very last task only");
 }
 
 #[test]

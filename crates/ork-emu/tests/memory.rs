@@ -9,7 +9,7 @@ use ork_drm::{Errno, uapi as drm, version};
 use ork_emu::{Board, EmuOptions, FindingKind, Live};
 use ork_isa::Iova;
 use ork_rknpu::CreateRequest;
-use ork_rknpu::uapi::{self, RknpuMemCreate, action, mem, sync};
+use ork_rknpu::uapi::{self, RknpuMemCreate, RknpuMemDestroy, action, mem, sync};
 use support::*;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -47,6 +47,7 @@ fn actions() {
         (action::GET_HW_VERSION, 0x4649_5245),
         (action::GET_DRV_VERSION, 908),
         (action::GET_FREQ, 1_000_000_000),
+        (action::GET_VOLT, 800_000),
         (action::ACT_RESET, 7),
         (action::GET_TOTAL_RW_AMOUNT, 7),
         (action::SET_PROC_NICE, 7),
@@ -186,6 +187,61 @@ fn errno_table_of_the_memory_calls() {
 
     assert_eq!(raw(&npu, drm::GEM_CLOSE, close.as_mut_bytes()), Ok(()));
     assert_eq!(board.live().objects, 0);
+}
+
+#[test]
+fn every_memory_flag_is_accepted_and_memory_is_zero() {
+    let npu = open(&board());
+    for bit in 0..11 {
+        let flags = 1 << bit;
+        let buffer = create(&npu, 4096, flags);
+        let mut mapping = map(&npu, &buffer, 4096);
+        assert!((0..4096).all(|at| get(&mapping, at) == 0), "{flags:#x}");
+        put(&mut mapping, 0, &[0xFF; 4096]);
+        if flags == mem::CACHEABLE {
+            flush(&npu, &buffer, 0, 4096);
+        }
+        drop(mapping);
+        // The next one gets the same place.
+        npu.mem_destroy(buffer.handle).unwrap();
+    }
+}
+
+#[test]
+fn an_object_address_is_good_in_every_file_and_destroy_does_not_look_at_it() {
+    let board = board();
+    let (one, two) = (open(&board), open(&board));
+    let buffer = create(&one, 4096, mem::DATA);
+    let mut mapping = map(&one, &buffer, 64);
+    put(&mut mapping, 0, &[9]);
+    flush(&two, &buffer, 0, 64);
+    drop(mapping);
+    assert_eq!(get(&map(&one, &buffer, 64), 0), 9);
+    let mut destroy = RknpuMemDestroy { handle: buffer.handle, reserved: 7, obj_addr: 0xDEAD };
+    assert_eq!(raw(&two, uapi::MEM_DESTROY, destroy.as_mut_bytes()), Err(Errno::EINVAL), "another file's");
+    assert_eq!(raw(&one, uapi::MEM_DESTROY, destroy.as_mut_bytes()), Ok(()));
+    assert_eq!(board.live().objects, 0);
+}
+
+#[test]
+fn the_memory_of_the_machine_is_finite() {
+    let board = Board::new(&EmuOptions { memory_bytes: 0x5000, ..Default::default() });
+    let npu = open(&board);
+    let rocket = ork_rocket::Rocket::new(board.open_rocket());
+    let errno =
+        |size| npu.mem_create(&CreateRequest { size, flags: mem::DATA, domain: 0 }).unwrap_err().errno();
+    let first = create(&npu, 0x3000, mem::DATA);
+    assert_eq!(
+        (errno(0x3000), rocket.create_bo(0x3000).unwrap_err().errno()),
+        (Errno::ENOMEM, Errno::ENOMEM)
+    );
+    let bo = rocket.create_bo(0x2000).unwrap();
+    assert_eq!(errno(1), Errno::ENOMEM);
+    // Nothing is left of what failed, and what is freed can be used again.
+    assert_eq!((board.live().dram_bytes, board.live().iova_bytes), (0x5000, 0x5000));
+    npu.mem_destroy(first.handle).unwrap();
+    assert_eq!(create(&npu, 0x3000, mem::DATA).dma_addr, first.dma_addr);
+    rocket.close_bo(bo.handle).unwrap();
 }
 
 #[test]
@@ -400,6 +456,9 @@ fn equal_addresses_in_two_domains_are_different_bytes() {
     assert_eq!(npu.action(action::GET_IOMMU_DOMAIN_ID, 0), Ok(5));
     let (zero, five) = (map(&npu, &zero, 64), map(&npu, &five, 64));
     assert_eq!((get(&zero, 0), get(&five, 0)), (0, 1));
+    // All ids exist.
+    let last = in_domain(15, mem::DATA);
+    assert_eq!((last.dma_addr, npu.action(action::GET_IOMMU_DOMAIN_ID, 0)), (0xFFFF_F000, Ok(15)));
     let outside = ork_rknpu::uapi::RknpuSubmit { iommu_domain_id: 16, ..request(&tasks, 1, 1) };
     assert_eq!(submit(&npu, &outside).unwrap_err().errno(), Errno::EINVAL);
 }

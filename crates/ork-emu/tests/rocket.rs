@@ -8,6 +8,7 @@ mod support;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use ork_drm::dma_buf::{DmaHeapAllocation, HEAP_ALLOC};
 use ork_drm::{Errno, Transport, export_fd, import_fd, uapi as drm, version};
 use ork_emu::{
     Board, Coherency, EmuOptions, FindingKind, JobEnd, RocketOptions, TimePolicy, Vanishing, VirtualRocket,
@@ -129,6 +130,8 @@ fn a_submit_never_waits_and_prep_does() {
     let mapping = map(&npu, &data, 128);
     npu.fini_bo(data.handle).unwrap();
     submit(&npu, &[job(&data)]).unwrap();
+    // The CPU may be done with it at any time.
+    npu.fini_bo(data.handle).unwrap();
     // 0 and times in the past look once; a duration is a time in the past.
     for deadline in [0, -5, 1_000_000, in_ns(-1)] {
         assert_eq!(npu.prep_bo(data.handle, deadline).unwrap_err().errno(), Errno::EBUSY, "{deadline}");
@@ -193,6 +196,82 @@ fn caches_move_as_a_whole_by_fini_and_prep() {
     npu.prep_bo(data.handle, i64::MAX).unwrap();
     assert_eq!((get(&mapping, 0), get(&mapping, 64)), (41, 41));
     assert_eq!(kinds(&board), []);
+}
+
+#[test]
+fn prep_invalidates_also_when_its_wait_failed() {
+    let gate = Arc::new(Barrier::new(2));
+    let inside = Arc::clone(&gate);
+    let (board, _) = board_with(&EmuOptions::default(), move |core, bus, job| {
+        let done = adding(core, bus, job);
+        inside.wait();
+        inside.wait();
+        done
+    });
+    let npu = open(&board);
+    let data = npu.create_bo(4096).unwrap();
+    let mut mapping = map(&npu, &data, 4096);
+    put(&mut mapping, 1024, &[7]);
+    submit(&npu, &[job(&data)]).unwrap();
+    gate.wait(); // The job has written, and has not ended.
+    assert_eq!(npu.prep_bo(data.handle, 0).unwrap_err().errno(), Errno::EBUSY);
+    // What the CPU had not flushed is gone; the bytes behind the job's last line come with its end.
+    assert_eq!((get(&mapping, 0), get(&mapping, 1024)), (1, 0));
+    gate.wait();
+    npu.prep_bo(data.handle, i64::MAX).unwrap();
+    assert_eq!(get(&mapping, 64), 1);
+}
+
+#[test]
+fn structs_of_later_headers_are_longer() {
+    let (board, log) = adders();
+    let npu = open(&board);
+    let data = npu.create_bo(4096).unwrap();
+    // Two jobs, 56 bytes apart, with two tasks each, 24 bytes apart; what lies between is not looked at.
+    let mut tasks = [0xEE_u8; 48];
+    for at in [0, 24] {
+        tasks[at..at + 8].copy_from_slice(RocketTask { regcmd: 0, regcmd_count: 8 }.as_bytes());
+    }
+    let handle = [data.handle];
+    let mut jobs = [0xEE_u8; 2 * 56];
+    for at in [0, 56] {
+        let job = RocketJob {
+            tasks: tasks.as_ptr().expose_provenance() as u64,
+            task_count: 2,
+            task_struct_size: 24,
+            out_bo_handles: handle.as_ptr().expose_provenance() as u64,
+            out_bo_handle_count: 1,
+            ..Default::default()
+        };
+        jobs[at..at + 40].copy_from_slice(job.as_bytes());
+    }
+    let jobs = jobs.as_ptr().expose_provenance() as u64;
+    let mut argument = RocketSubmit { jobs, job_count: 2, job_struct_size: 56, reserved: 0 };
+    raw(&npu, uapi::SUBMIT, argument.as_mut_bytes()).unwrap();
+    npu.prep_bo(data.handle, i64::MAX).unwrap();
+    assert_eq!((log.runs.lock().unwrap().len(), kinds(&board)), (4, vec![]));
+}
+
+/// Jobs wait for jobs before them, so they must stand behind them in their queues.
+#[test]
+fn jobs_of_many_threads_do_not_wait_for_each_other() {
+    let (board, log) = adders();
+    let (one, two) = (open(&board), open(&board));
+    let data = one.create_bo(4096).unwrap();
+    let fd = export_fd(one.transport(), data.handle).unwrap();
+    let shared = Bo { handle: import_fd(two.transport(), fd).unwrap(), ..data };
+    board.close_fd(fd).unwrap();
+    std::thread::scope(|scope| {
+        for (npu, bo) in [(&one, &data), (&two, &shared), (&one, &data), (&two, &shared)] {
+            scope.spawn(move || {
+                for _ in 0..500 {
+                    submit(npu, &[job(bo)]).unwrap();
+                }
+            });
+        }
+    });
+    eventually("the end of all jobs", || board.live().jobs == 0);
+    assert_eq!(log.runs.lock().unwrap().len(), 2000);
 }
 
 #[test]
@@ -370,6 +449,11 @@ fn own_exports_come_back_and_foreign_ones_do_not() {
     let foreign = create(&vendor, 4096, ork_rknpu::uapi::mem::DATA);
     let foreign_fd = export_fd(vendor.transport(), foreign.handle).unwrap();
     assert_eq!(import_fd(one.transport(), foreign_fd), Err(Errno::EINVAL));
+    let mut heap = DmaHeapAllocation { len: 4096, fd_flags: 2, ..Default::default() };
+    // SAFETY: the struct holds no address.
+    unsafe { board.open_heap().ioctl(HEAP_ALLOC, heap.as_mut_bytes()) }.unwrap();
+    assert_eq!(import_fd(one.transport(), heap.fd as i32), Err(Errno::EINVAL), "nor one of the heap");
+    board.close_fd(heap.fd as i32).unwrap();
     for fd in [fd, foreign_fd] {
         board.close_fd(fd).unwrap();
     }

@@ -237,6 +237,7 @@ fn an_import_is_mapped_wherever_the_board_is() {
         tasks
     };
     let (two, zero) = (tasks(2), tasks(0));
+    assert_eq!(npu.action(action::GET_IOMMU_DOMAIN_ID, 0), Ok(0));
     submit(&npu, &RknpuSubmit { iommu_domain_id: 2, ..request(&two, 1, 1) }).unwrap();
     // In domain 0, where the driver thinks it is, the address means something else or nothing.
     let dma = dma_buf(&board, fd);
@@ -248,7 +249,31 @@ fn an_import_is_mapped_wherever_the_board_is() {
     let _ = submit(&npu, &request(&zero, 1, 1));
     bracket(&board, fd, sync::READ).unwrap();
     assert_eq!(value(), 1);
+    // It is freed in the domain that the driver remembers.
+    npu.action(action::SET_IOMMU_DOMAIN_ID, 2).unwrap();
+    npu.mem_destroy(import_fd(npu.transport(), fd).unwrap()).unwrap();
+    assert_eq!(npu.action(action::GET_IOMMU_DOMAIN_ID, 0), Ok(0));
     board.close_fd(fd).unwrap();
+}
+
+#[test]
+fn parts_of_a_dma_buf_are_mapped_and_it_has_a_name() {
+    let board = board();
+    let fd = heap_buffer(&board, 8192);
+    let buffer = dma_buf(&board, fd);
+    let (all, second) = (buffer.grant(0, 8192).unwrap(), buffer.grant(4096, 100).unwrap());
+    assert_eq!(second.pointer(), all.pointer().map_addr(|address| address.checked_add(4096).unwrap()));
+    for (offset, len) in [(0, 0), (0, 8193), (4096, 4097), (64, 64), (8192, 1), (u64::MAX - 4095, 4096)] {
+        assert_eq!(buffer.grant(offset, len).unwrap_err(), Errno::EINVAL, "{offset:#x}+{len}");
+    }
+    let file = board.fds().resolve(fd).unwrap();
+    for request in [dma_buf::SET_NAME_A, dma_buf::SET_NAME_B] {
+        // SAFETY: the name is not looked at.
+        unsafe { file.ioctl(&board, request, &mut [0; 8]) }.unwrap();
+    }
+    drop((all, second, buffer, file));
+    board.close_fd(fd).unwrap();
+    all_gone(&board);
 }
 
 #[test]

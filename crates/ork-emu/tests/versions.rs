@@ -213,6 +213,8 @@ fn without_an_iommu_addresses_look_physical_and_there_is_one_domain() {
     let other = npu.mem_create(&CreateRequest { size: 1, flags: mem::DATA, domain: 1 });
     assert_eq!(other.unwrap_err().errno(), Errno::EINVAL);
     assert_eq!(npu.action(action::SET_IOMMU_DOMAIN_ID, 0), Ok(0));
+    let full = npu.mem_create(&CreateRequest { size: 1 << 32, flags: mem::DATA, domain: 0 });
+    assert_eq!(full.unwrap_err().errno(), Errno::EINVAL, "a contiguous allocation fails so");
 }
 
 #[test]

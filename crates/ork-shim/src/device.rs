@@ -12,6 +12,7 @@ use ork_trace::{BufferMemory, RecordedMapping, Recorder};
 
 use crate::board::{World, world};
 use crate::fds::{self, FileId, Table, Tracked};
+use crate::inherited;
 use crate::maps::{Range, Ranges};
 use crate::raw::{self, OwnFd};
 use crate::tree::{self, Node, NodeKind};
@@ -46,7 +47,7 @@ enum Behind {
     Made(Board, KernelFile),
     /// A real device, which is recorded.
     Real,
-    /// A file of the parent process, or of the program before `exec`: its board has stayed behind.
+    /// A file of the parent process, of the program before `exec`, or of a process that sent it: its board is there.
     Boardless,
 }
 
@@ -162,8 +163,20 @@ pub(crate) fn open_node(world: &World, node: &'static Node, cloexec: bool) -> Re
     Ok(fd)
 }
 
-/// Enters an fd of the program before `exec`.
-pub(crate) fn adopt(fd: c_int, node: Option<&'static Node>) {
+/// An fd has come through a socket.
+pub(crate) fn received(fd: c_int) {
+    // Whatever the number meant before.
+    drop(FDS.get(fd));
+    // Fences do not have an identity of their own: they are eventfds, which share one.
+    let has_identity = |file: &File| !matches!(file.behind, Behind::Made(_, KernelFile::SyncFile(_)));
+    match fds::identity(fd).and_then(|id| FDS.find(|file| file.id == id && has_identity(file))) {
+        Some(file) => FDS.insert(fd, file),
+        None => inherited::adopt(fd),
+    }
+}
+
+/// Enters an fd whose board is not here.
+pub(crate) fn enter_boardless(fd: c_int, node: Option<&'static Node>) {
     if let Some(id) = fds::identity(fd) {
         let behind = Behind::Boardless;
         FDS.insert(fd, Arc::new(File { id, node, behind, recorded: None, lock: OnceLock::new() }));
@@ -231,7 +244,8 @@ impl File {
                 &mut large[..]
             }
         };
-        if drm::copies_in(request) {
+        // Also what is only copied out: a kernel whose call has no such direction leaves it as it is.
+        if drm::copies_in(request) || drm::copies_out(request) {
             raw::copy_in(argument, bytes)?;
         }
         let result = match (self.recorded, running_recorder()) {

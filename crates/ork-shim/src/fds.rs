@@ -99,6 +99,11 @@ impl<F: Tracked> Table<F> {
         old
     }
 
+    /// Any file that is meant.
+    pub(crate) fn find(&self, meant: impl Fn(&F) -> bool) -> Option<Arc<F>> {
+        self.lock().values().find(|file| meant(file)).cloned()
+    }
+
     /// All fds in a range.
     pub(crate) fn within(&self, first: c_int, last: c_int) -> Vec<c_int> {
         self.lock().keys().copied().filter(|fd| (first..=last).contains(fd)).collect()
@@ -129,6 +134,8 @@ mod tests {
         table.insert(fd, Arc::new(Fake(identity(fd).unwrap())));
         assert!(maybe(fd) && table.get(fd).is_some());
         assert_eq!(table.within(fd, fd), [fd]);
+        let id = identity(fd).unwrap();
+        assert!(table.find(|file| file.id() == id).is_some() && table.find(|_| false).is_none());
         // Closed behind our back, and the number is taken by another file.
         raw::close(fd);
         assert!(table.get(fd).is_none());

@@ -35,7 +35,6 @@ mod fds;
 mod guard;
 #[cfg(not(test))]
 mod hooks;
-#[cfg(not(test))]
 mod inherited;
 mod maps;
 mod path;

@@ -198,6 +198,7 @@ impl Tree<'_> {
                 "rknpu_ondemand userspace powersave performance simple_ondemand\n".to_owned(),
             ),
             ("load", format!("0@{top_hz}Hz\n")),
+            ("trans_stat", "Not Supported.\n".to_owned()),
         ] {
             self.file(&format!("{frequency}/{name}"), &text)?;
         }
@@ -238,12 +239,36 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         build(root.path(), &RK3588, &Shown::Vendor([0, 9, 8])).unwrap();
         let root = root.path();
-        assert_eq!(text(root, "proc/device-tree/compatible"), "radxa,rock-5b\0rockchip,rk3588\0");
-        assert_eq!(text(root, "sys/kernel/debug/rknpu/version"), "RKNPU driver: v0.9.8\n");
-        assert_eq!(
-            text(root, "sys/kernel/debug/rknpu/load"),
-            "NPU load:  Core0:  0%, Core1:  0%, Core2:  0%,\n"
-        );
+        let steps = "300000000 400000000 500000000 600000000 700000000 800000000 900000000 1000000000\n";
+        for (path, expected) in [
+            ("proc/device-tree/compatible", "radxa,rock-5b\0rockchip,rk3588\0"),
+            ("sys/firmware/devicetree/base/compatible", "radxa,rock-5b\0rockchip,rk3588\0"),
+            ("proc/device-tree/model", "Radxa ROCK 5B\0"),
+            ("sys/kernel/debug/rknpu/version", "RKNPU driver: v0.9.8\n"),
+            ("sys/kernel/debug/rknpu/load", "NPU load:  Core0:  0%, Core1:  0%, Core2:  0%,\n"),
+            ("sys/kernel/debug/rknpu/power", "on\n"),
+            ("sys/kernel/debug/rknpu/freq", "1000000000\n"),
+            ("sys/kernel/debug/rknpu/volt", "800000\n"),
+            ("sys/kernel/debug/rknpu/delayms", "3000\n"),
+            ("sys/kernel/debug/rknpu/reset", "on\n"),
+            ("sys/class/devfreq/fdab0000.npu/cur_freq", "1000000000\n"),
+            ("sys/class/devfreq/fdab0000.npu/target_freq", "1000000000\n"),
+            ("sys/class/devfreq/fdab0000.npu/min_freq", "300000000\n"),
+            ("sys/class/devfreq/fdab0000.npu/max_freq", "1000000000\n"),
+            ("sys/class/devfreq/fdab0000.npu/available_frequencies", steps),
+            ("sys/class/devfreq/fdab0000.npu/governor", "rknpu_ondemand\n"),
+            ("sys/class/devfreq/fdab0000.npu/load", "0@1000000000Hz\n"),
+            ("sys/class/devfreq/fdab0000.npu/trans_stat", "Not Supported.\n"),
+            ("sys/class/devfreq/dmc/governor", "performance\n"),
+            ("sys/class/devfreq/dmc/cur_freq", "2112000000\n"),
+            ("sys/class/devfreq/dmc/load", "7@2112000000Hz\n"),
+            ("sys/devices/platform/fdab0000.npu/power/control", "auto\n"),
+            ("sys/devices/platform/fdab0000.npu/power/runtime_status", "active\n"),
+            ("sys/class/drm/card1/dev", "226:1\n"),
+            ("sys/class/drm/renderD129/dev", "226:129\n"),
+        ] {
+            assert_eq!(text(root, path), expected, "{path}");
+        }
         assert!(text(root, "sys/class/drm/card1/device/uevent").contains("rockchip,rk3588-rknpu"));
         assert!(text(root, "sys/dev/char/226:129/device/uevent").starts_with("DRIVER=RKNPU\n"));
         assert_eq!(text(root, "sys/class/drm/card1/device/of_node/name"), "npu\0");

@@ -111,6 +111,15 @@ fn libdrm_on_the_mainline_driver() {
 }
 
 #[test]
+fn random_calls_with_random_addresses_come_back() {
+    for (emulation, driver) in [(VENDOR, "rknpu"), (VENDOR_STRICT, "rknpu"), (MAINLINE, "rocket")] {
+        let emulation = emulation.replace("\"options\":{", "\"options\":{\"domain_wait_ms\":1,");
+        let mut command = Command::new(program("random_calls", &[]));
+        run(&emulation, command.args(["20000", driver])).succeeds("random calls came back\n");
+    }
+}
+
+#[test]
 fn python_on_the_vendor_driver() {
     run(VENDOR, &mut python("rknpu_matmul.py"))
         .succeeds("matmul 4x64x64: 0 of 256 wrong\n")
@@ -135,6 +144,7 @@ fn the_vendor_board_is_found_by_looking_around() {
         "/dev/dri/card1: char 226:1, version 908",
         "/dev/dri/renderD129: char 226:129, version 908",
         "/dev/rknpu: ENOENT",
+        "/dev/rga: ENOENT",
         "/dev/dri/../dri//./card1: char 226:1, version 908",
         "glob /dev/dri/card1",
         "glob /sys/class/devfreq/fdab0000.npu/cur_freq",

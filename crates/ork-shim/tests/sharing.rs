@@ -56,6 +56,13 @@ fn forgotten_maintenance_is_nothing_without_caches() {
 }
 
 #[test]
+fn descriptors_through_a_socket() {
+    for emulation in [VENDOR, VENDOR_STRICT] {
+        sharing(emulation, "passed").succeeds("through a socket: 0 wrong\n").without_findings();
+    }
+}
+
+#[test]
 fn a_program_started_by_exec_has_a_board_of_its_own() {
     let line = "after exec: device ENODEV, dma-buf ENODEV, opened anew 0 wrong\n";
     sharing(VENDOR, "exec").succeeds(&line.repeat(2)).without_findings();

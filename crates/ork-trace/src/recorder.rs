@@ -268,11 +268,17 @@ fn parse<T: FromBytes + IntoBytes>(bytes: &[u8]) -> T {
 fn nested_of_jobs(input: &[u8], memory: ReadMemory) -> Vec<Nested> {
     let submit: rocket::RocketSubmit = parse(input);
     let mut found = Vec::new();
+    let mut total = 0;
     let mut piece = |address: u64, count: u32, stride: u32| -> Option<Vec<u8>> {
         let len = u64::from(count) * u64::from(stride);
         if len == 0 || len > limit::PIECE_BYTES || found.len() as u64 >= limit::NESTED {
             return None;
         }
+        // More than a record can hold: the writer will refuse it, and nothing is gained by collecting on.
+        if total > limit::RECORD_BYTES {
+            return None;
+        }
+        total += len;
         let mut bytes = vec![0; len as usize];
         memory(address, &mut bytes).ok()?;
         found.push(Nested { address, bytes: bytes.clone() });

@@ -217,7 +217,7 @@ pub(crate) fn adding(_core: u8, bus: &dyn Bus, job: &PcJob) -> JobOutcome {
         return outcome(0, 0, JobEnd::Hang(some_diagnosis()));
     };
     for at in [job.base, job.base.checked_add(64).unwrap()] {
-        if bus.write(at, &[byte + 1]).is_err() {
+        if bus.write(at, &[byte.wrapping_add(1)]).is_err() {
             return outcome(0, 0, JobEnd::Hang(some_diagnosis()));
         }
     }

@@ -10,6 +10,7 @@ mod fd;
 mod ioctl;
 mod memory;
 mod open;
+mod socket;
 mod stat;
 
 use std::ffi::{CStr, c_void};
