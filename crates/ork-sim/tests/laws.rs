@@ -2,6 +2,7 @@
 //! What happens when a program is wrong (`isa.md` §10, §13), one case on each side of every boundary.
 mod common;
 
+use common::bench::*;
 use common::*;
 use ork_isa::regs::{cna, global};
 use ork_isa::{Cmd, Iova, Link, ProgramBuilder};

@@ -2,6 +2,7 @@
 //! int8 matmuls by both recipes against three loops.
 mod common;
 
+use common::bench::*;
 use common::*;
 use ork_isa::{Iova, Link};
 use ork_sim::{Core, SimOptions};
