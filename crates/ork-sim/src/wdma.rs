@@ -17,6 +17,8 @@ pub(crate) struct Place {
     pub(crate) surface: u64,
     pub(crate) group: u64,
     pub(crate) notch: (u64, u64),
+    /// Distance of the pixels of a line, in bytes; lines lie apart in proportion.
+    pub(crate) pixel: u64,
     pub(crate) width: usize,
     pub(crate) height: usize,
     /// Atoms that a full group has in the data.
@@ -37,6 +39,7 @@ impl Place {
             surface: u64::from(view.get::<dpu::DstSurfStride>().dst_surf_stride()) * 16,
             group: u64::from(view.get::<dpu::SurfaceAdd>().surf_add()) * 16,
             notch: (u64::from(notch.notch_addr_0()), u64::from(notch.notch_addr_1())),
+            pixel: ATOM as u64,
             width: view.get::<dpu::DataCubeWidth>().width() as usize + 1,
             height: view.get::<dpu::DataCubeHeight>().height() as usize + 1,
             atoms,
@@ -45,11 +48,21 @@ impl Place {
         }
     }
 
+    /// Depthwise int8 sums as int32 (`isa-notes.md` G-20).
+    pub(crate) fn with_double_pixels(self) -> Self {
+        Self { pixel: 2 * self.pixel, ..self }
+    }
+
+    /// The first pixel and the first four atoms (`isa-notes.md` G-13).
+    pub(crate) fn one_tile(self) -> Self {
+        Self { width: 1, height: 1, total_atoms: self.atoms.min(4), ..self }
+    }
+
     /// First address, and the one behind the last.
     pub(crate) fn extent(&self) -> (u64, u64) {
         let last_group = self.groups().saturating_sub(1);
-        let last_pixel =
-            self.line(self.height - 1).max(self.line(self.height.min(2) - 1)) + (self.width as u64 - 1) * 16;
+        let last_pixel = self.line(self.height - 1).max(self.line(self.height.min(2) - 1))
+            + (self.width as u64 - 1) * self.pixel;
         let atoms = self.emitted.max(1) as u64 - 1;
         (self.base, self.base + last_group as u64 * self.group + atoms * self.surface + last_pixel + 16)
     }
@@ -57,7 +70,9 @@ impl Place {
     fn line(&self, h: usize) -> u64 {
         match h as u64 {
             0 => 0,
-            h => (self.width as u64 + self.notch.0 + (h - 1) * (self.width as u64 + self.notch.1)) * 16,
+            h => {
+                (self.width as u64 + self.notch.0 + (h - 1) * (self.width as u64 + self.notch.1)) * self.pixel
+            }
         }
     }
 
@@ -135,7 +150,7 @@ pub(crate) fn write(
         for h in 0..place.height {
             for w in 0..place.width {
                 let pixel = h * place.width + w;
-                let at = place.base + place.line(h) + w as u64 * 16;
+                let at = place.base + place.line(h) + w as u64 * place.pixel;
                 for g in 0..place.groups() {
                     let from = (g * pixels + pixel) * group_bytes;
                     let len = place.emitted_of(g) * ATOM;
@@ -150,9 +165,41 @@ pub(crate) fn write(
                 for h in 0..place.height {
                     for w in 0..place.width {
                         let from = (g * pixels + h * place.width + w) * group_bytes + e * ATOM;
-                        run.push(at + place.line(h) + w as u64 * 16, &data[from..from + ATOM])?;
+                        run.push(at + place.line(h) + w as u64 * place.pixel, &data[from..from + ATOM])?;
                     }
                 }
+            }
+        }
+    }
+    run.flush()
+}
+
+/// int16 sums with TP_ORG_EN: transposed, saturated to 8 or 16 bits (`isa-notes.md` C.3). `data` are int32 of groups
+/// of 16 channels.
+pub(crate) fn write_transposed(
+    machine: &mut Machine<'_>,
+    site: Site,
+    view: View<'_>,
+    data: &[u8],
+    rows: usize,
+    channels: usize,
+) -> Result<(), Stop> {
+    let base = u64::from(view.get::<dpu::DstBaseAddr>().dst_base_addr()) + u64::from(machine.dma_base.0);
+    let wide = view.get::<dpu::WdmaSize0>().tp_precision() == 1;
+    let sums = data.as_chunks::<4>().0;
+    let mut run = Run { machine, site, view, start: 0, bytes: Vec::new() };
+    for n in 0..channels {
+        for m in 0..rows {
+            let sum =
+                sums.get((n / 16 * rows + m) * 16 + n % 16).map_or(0, |bytes| i32::from_le_bytes(*bytes));
+            let quad = n / 4;
+            let slot = (4 * m + quad % 4 + quad / 4 * 4 * rows + n % 4 * 16 * rows) as u64;
+            if wide {
+                let value = sum.clamp(i16::MIN.into(), i16::MAX.into()) as i16;
+                run.push(base + 2 * slot, &value.to_le_bytes())?;
+            } else {
+                let value = sum.clamp(i8::MIN.into(), i8::MAX.into()) as i8;
+                run.push(base + slot, &value.to_le_bytes())?;
             }
         }
     }

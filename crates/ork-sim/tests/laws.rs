@@ -83,6 +83,9 @@ fn lines_take_whole_granules() {
 fn no_weight_bank_hangs() {
     let bench = Bench::new(Matmul { split: 0x0B, ..Matmul::new(Recipe::Two, 4, 64, 64) }, 4);
     assert_hang(&bench.run(&mut core(), &[]), "no-weight-bank", 0);
+    let bench = Bench::new(Matmul { split: 0x1B, ..Matmul::new(Recipe::Two, 4, 64, 64) }, 4);
+    assert_clean(&bench.run(&mut core(), &[]), 1);
+    assert!(bench.right_rows().iter().all(|right| *right));
 }
 
 #[test]

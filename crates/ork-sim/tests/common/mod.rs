@@ -9,6 +9,7 @@
 )]
 
 pub mod bench;
+pub mod pass;
 pub mod tensor;
 
 use std::ops::Range;

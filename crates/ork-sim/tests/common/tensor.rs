@@ -16,6 +16,12 @@ pub fn to<R: Register>(register: R) -> (u16, u32) {
     (R::DESC.offset, register.bits())
 }
 
+/// CBUF_CON0 with so many feature and weight banks.
+pub fn banks(data: u32, weight: u32) -> u32 {
+    let split = cna::CbufCon0(0).with_data_bank(data).and_then(|split| split.with_weight_bank(weight));
+    split.expect("bank counts of tests fit their fields").0
+}
+
 fn ping_pong() -> Result<(u16, u32), FieldOverflow> {
     let pointer = dpu::SPointer(0).with_pointer_pp_mode(1)?.with_executer_pp_en(1)?;
     Ok(to(pointer.with_pointer_pp_en(1)?))
@@ -302,6 +308,36 @@ impl Case {
 
     pub fn run(&self, options: &SimOptions, patch: Patch<'_>) -> JobOutcome {
         run_words(&mut Core::new(0, options), &self.bus, &patched(&self.spec.words(), patch), 0xD)
+    }
+
+    /// Puts the rows of a matmul as rows of channels (`isa.md` §4.3) and gives the registers that read them.
+    pub fn row_major(&self) -> Vec<(u16, u32)> {
+        let spec = &self.spec;
+        let bits = spec.kind.facts().1;
+        let mut bytes = vec![0u8; (spec.h * spec.c * bits).div_ceil(8)];
+        for row in 0..spec.h {
+            for channel in 0..spec.c {
+                spec.kind.store(self.a[channel * spec.h + row], row * spec.c + channel, &mut bytes);
+            }
+        }
+        self.bus.put(A, &bytes);
+        let code = spec.kind.facts().0;
+        let con1 = cna::ConvCon1(0).with_group_line_off(1).and_then(|con1| con1.with_in_precision(code));
+        vec![
+            to(con1.and_then(|con1| con1.with_proc_precision(code)).unwrap()),
+            to(cna::DmaCon1(0).with_line_stride((spec.c * bits / 128) as u32).unwrap()),
+            to(cna::DmaCon2(0)),
+        ]
+    }
+
+    /// For each row of a matmul whether all its columns are right.
+    pub fn right_rows(&self) -> Vec<bool> {
+        let pixels = self.spec.h * self.spec.w;
+        let (got, expected) = (self.got(), self.expected());
+        let right = |pixel: usize| {
+            (0..self.spec.channels_out()).all(|c| got[c * pixels + pixel] == expected[c * pixels + pixel])
+        };
+        (0..pixels).map(right).collect()
     }
 
     /// `[channel][pixel]` of the output cube.
