@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! int4 (`isa-int4-sdp.md` §1).
+#![allow(clippy::unwrap_used, reason = "field values of tests fit")]
 mod common;
 
 use common::tensor::*;
 use common::*;
+use ork_isa::regs::{cna, dpu};
 use ork_sim::{Int4Saturation, Silicon, SimOptions};
 
 #[test]
@@ -67,10 +69,26 @@ fn int4_rows_in_stream_order() {
         // Three quarters of the slot are never written.
         let written = raw.chunks_exact(128).filter(|block| block.iter().any(|byte| *byte != 0)).count();
         assert_eq!(written, rows * n / 64);
-        // Any write size is a violation in this form.
-        let mut wrong = patch.to_vec();
-        wrong.push((0x405C, (lr - 1) << 16));
-        assert_unmodelled(&case.run(&SimOptions::default(), &wrong), "int4-rows");
+        // With a write size rows above 0 are wrong (§1.4); with another line stride other lines are read (§1.5).
+        let read = |raw: &[u8], row: usize, col: usize| {
+            Out::Int16.load(raw, 64 * (4 * row + 4 * rows * (col / 64)) + col % 64)
+        };
+        let right = |raw: &[u8]| -> Vec<bool> {
+            (0..rows).map(|row| (0..n).all(|col| read(raw, row, col) == expected[col * rows + row])).collect()
+        };
+        let with = |change: (u16, u32)| {
+            let mut words = patch.to_vec();
+            words.push(change);
+            words
+        };
+        let sized = to(dpu::WdmaSize1(0).with_height_wdma(lr - 1).unwrap());
+        assert_wrong(&case.run(&SimOptions::default(), &with(sized)), "int4-rows");
+        let kept: Vec<bool> = (0..rows).map(|row| row == 0).collect();
+        assert_eq!(right(&case.bus.get(OUT, 4 * rows * n * 2)), kept);
+        let strided = to(cna::DmaCon1(0).with_line_stride(k as u32 / 16 + 1).unwrap());
+        let outcome = case.run(&SimOptions::default(), &with(strided));
+        assert_wrong(&outcome, "int4-line-stride");
+        assert_eq!(right(&case.bus.get(OUT, 4 * rows * n * 2)).iter().all(|right| *right), rows == 1);
     }
 }
 
@@ -138,5 +156,18 @@ fn size_e_limits_the_columns_of_a_group() {
         let got = case.got();
         let written = (0..64).filter(|column| got[column * 4..][..4].iter().any(|v| *v != sentinel)).count();
         assert_eq!(written, columns);
+    }
+}
+
+#[test]
+fn int4_sums_leave_16_bits_at_669_sevens() {
+    // isa-notes G-21, isa-int4-sdp.md §1.1: 49 * 668 = 32732 is kept, 49 * 669 = 32781 is not.
+    for (sevens, sign, expected) in
+        [(668, 1.0, 32_732.0), (669, 1.0, 32_767.0), (668, -1.0, -32_732.0), (669, -1.0, -32_768.0)]
+    {
+        let a = (0..672).map(|i| if i < sevens { 7.0 * sign } else { 0.0 }).collect();
+        let case = Case::with(Spec::matmul(Kind::Int4, Out::Int16, 1, 672, 64), a, vec![7.0; 64 * 672]);
+        assert_clean(&case.run(&SimOptions::default(), &[]), 1);
+        assert!(case.got().iter().all(|value| *value == expected), "{sevens} sevens");
     }
 }

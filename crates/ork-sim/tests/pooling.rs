@@ -101,3 +101,32 @@ fn pooling_by_minimum_and_its_quirks() {
         }
     }
 }
+
+#[test]
+fn a_pool_reads_garbage_from_planes_with_a_side_below_4() {
+    // isa-notes G-10: both sides count, the order of the factors decides (smallest first).
+    for ((h, w), good) in
+        [((8, 8), true), ((8, 16), true), ((6, 16), false), ((16, 6), false), ((4, 4), false)]
+    {
+        let bus = FlatBus::new(PROGRAM, 0x40_0000);
+        let bytes: Vec<u8> =
+            (0..h * w * 16u32).flat_map(|i| f16::from_f32((i * 7 % 251) as f32).to_le_bytes()).collect();
+        bus.put(A, &bytes);
+        let mut core = Core::new(0, &SimOptions::default());
+        assert_clean(&run_words(&mut core, &bus, &pool(A, OUT, (h, w, 16), 1), 0x60), 1);
+        let outcome = run_words(&mut core, &bus, &pool(OUT, OUT + 0x1000, (h / 2, w / 2, 16), 1), 0x60);
+        if good {
+            assert_clean(&outcome, 1);
+        } else {
+            assert_wrong(&outcome, "pool-of-small-pool");
+        }
+        // The host's copy of the same plane is read rightly.
+        let plane = bus.get(OUT, (h / 2 * w / 2 * 16 * 2) as usize);
+        let from_ppu = bus.get(OUT + 0x1000, (h / 4 * (w / 4) * 32) as usize);
+        let moved = OUT + 0x4000;
+        bus.put(moved, &plane);
+        assert_clean(&run_words(&mut core, &bus, &pool(moved, OUT + 0x2000, (h / 2, w / 2, 16), 1), 0x60), 1);
+        let from_host = bus.get(OUT + 0x2000, (h / 4 * (w / 4) * 32) as usize);
+        assert_eq!(from_ppu == from_host, good, "{h} x {w}");
+    }
+}
