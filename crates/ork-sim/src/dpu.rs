@@ -153,7 +153,7 @@ pub(crate) fn finish(
                 bytes.iter_mut().for_each(|byte| *byte ^= POISON);
             } else if poison.two_thirds {
                 for (lane, bytes) in bytes.chunks_exact_mut(lane_bytes.max(1)).enumerate() {
-                    if (g * group + lane + pixel) % 3 != 0 {
+                    if !(g * group + lane + pixel).is_multiple_of(3) {
                         bytes.iter_mut().for_each(|byte| *byte ^= POISON);
                     }
                 }

@@ -245,8 +245,7 @@ pub(crate) fn check_geometry(
         ));
     }
     let ow: dpu::BsOwCfg = view.get();
-    if ow.size_e_0() != ow.size_e_1()
-        || ow.size_e_0() != ow.size_e_2()
+    if (height == 1 && ow.size_e_0() != ow.size_e_2())
         || (ow.tp_org_en() == 1 && !transposes(main))
         || ow.rgp_cnter() != 0
         || ow.ow_src() == 1
@@ -255,9 +254,10 @@ pub(crate) fn check_geometry(
             site,
             "size-e",
             vec![view.show::<dpu::BsOwCfg>()],
-            "the three SIZE_E fields hold one number, without transposition, regrouping or OW operands",
-            "they do not",
-            "isa.md §5.3",
+            "a single line is the first and the last; transposition is known for a few int16 shapes only, regrouping \
+             and OW operands from memory for none",
+            "this program asks for something else",
+            "isa.md §5.3, isa-notes C.3",
         ));
     }
     let Some(conv) = main.conv else { return Ok(Form::Laws) };

@@ -23,8 +23,8 @@ pub(crate) struct Place {
     pub(crate) height: usize,
     /// Atoms that a full group has in the data.
     pub(crate) atoms: usize,
-    /// Atoms of a group that are written.
-    pub(crate) emitted: usize,
+    /// Atoms of a group that are written in the first line, in those between, and in the last.
+    pub(crate) emitted: [usize; 3],
     /// Atoms of all groups together; the last group may be short.
     pub(crate) total_atoms: usize,
 }
@@ -33,7 +33,9 @@ impl Place {
     /// Reads the write DMA's registers. `atoms` is what a group has, `total_atoms` what all groups have.
     pub(crate) fn decode(view: View<'_>, dma_base: Iova, atoms: usize, total_atoms: usize) -> Self {
         let notch: dpu::DataCubeNotchAddr = view.get();
-        let size_e = view.get::<dpu::BsOwCfg>().size_e_0() as usize;
+        let ow: dpu::BsOwCfg = view.get();
+        let emitted =
+            [ow.size_e_0(), ow.size_e_1(), ow.size_e_2()].map(|size_e| (size_e as usize + 1).min(atoms));
         Self {
             base: u64::from(view.get::<dpu::DstBaseAddr>().dst_base_addr()) + u64::from(dma_base.0),
             surface: u64::from(view.get::<dpu::DstSurfStride>().dst_surf_stride()) * 16,
@@ -43,7 +45,7 @@ impl Place {
             width: view.get::<dpu::DataCubeWidth>().width() as usize + 1,
             height: view.get::<dpu::DataCubeHeight>().height() as usize + 1,
             atoms,
-            emitted: (size_e + 1).min(atoms),
+            emitted,
             total_atoms,
         }
     }
@@ -63,7 +65,7 @@ impl Place {
         let last_group = self.groups().saturating_sub(1);
         let last_pixel = self.line(self.height - 1).max(self.line(self.height.min(2) - 1))
             + (self.width as u64 - 1) * self.pixel;
-        let atoms = self.emitted.max(1) as u64 - 1;
+        let atoms = self.widest().max(1) as u64 - 1;
         (self.base, self.base + last_group as u64 * self.group + atoms * self.surface + last_pixel + 16)
     }
 
@@ -80,8 +82,23 @@ impl Place {
         self.total_atoms.div_ceil(self.atoms)
     }
 
-    fn emitted_of(&self, g: usize) -> usize {
-        self.emitted.min(self.total_atoms - g * self.atoms)
+    /// Atoms of group `g` that line `h` writes.
+    fn emitted_of(&self, g: usize, h: usize) -> usize {
+        let line = match h {
+            0 => 0,
+            h if h + 1 == self.height => 2,
+            _ => 1,
+        };
+        self.emitted[line].min(self.total_atoms - g * self.atoms)
+    }
+
+    /// The most atoms that a line writes of a group.
+    fn widest(&self) -> usize {
+        match self.height {
+            1 => self.emitted[0],
+            2 => self.emitted[0].max(self.emitted[2]),
+            _ => self.emitted.into_iter().max().unwrap_or(0),
+        }
     }
 }
 
@@ -153,16 +170,16 @@ pub(crate) fn write(
                 let at = place.base + place.line(h) + w as u64 * place.pixel;
                 for g in 0..place.groups() {
                     let from = (g * pixels + pixel) * group_bytes;
-                    let len = place.emitted_of(g) * ATOM;
+                    let len = place.emitted_of(g, h) * ATOM;
                     run.push(at + g as u64 * place.group, &data[from..from + len])?;
                 }
             }
         }
     } else {
         for g in 0..place.groups() {
-            for e in 0..place.emitted_of(g) {
+            for e in 0..place.widest() {
                 let at = place.base + g as u64 * place.group + e as u64 * place.surface;
-                for h in 0..place.height {
+                for h in (0..place.height).filter(|h| e < place.emitted_of(g, *h)) {
                     for w in 0..place.width {
                         let from = (g * pixels + h * place.width + w) * group_bytes + e * ATOM;
                         run.push(at + place.line(h) + w as u64 * place.pixel, &data[from..from + ATOM])?;

@@ -324,7 +324,7 @@ fn what_is_not_modelled_is_said_to_be() {
         ((0x1044, 0), "data-entries"),
         ((0x3010, 0x401), "mac-precision"),
         ((0x4034, 7), "dpu-size-disagrees"),
-        ((0x4050, 0x7DC), "size-e"),
+        ((0x4050, 0x1000_07FC), "size-e"),
         ((0x1040, 0xB0), "no-feature-bank"),
         ((0x102C, 0x40_0004), "surf-mode"),
         ((0x1010, 0x1_0050), "sequence-controller"),

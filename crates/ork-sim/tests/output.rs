@@ -170,6 +170,44 @@ fn size_e_3_leaves_columns_of_int32_unwritten() {
 }
 
 #[test]
+fn first_middle_and_last_lines_have_their_own_size_e() {
+    // The register map: SIZE_E_0 for the first line, SIZE_E_1 for those between, SIZE_E_2 for the last (S-55).
+    let sizes = dpu::BsOwCfg(0).with_size_e_0(0).unwrap().with_size_e_1(2).unwrap().with_size_e_2(5).unwrap();
+    let sizes = to(sizes.with_od_bypass(1).unwrap());
+    let sentinel = f64::from(i32::from_le_bytes([0xAA; 4]));
+    for m in [4usize, 2] {
+        for rows in [false, true] {
+            let case = Case::new(Spec::matmul(Kind::Int8, Out::Int32, m, 32, 64), 66);
+            case.bus.put(OUT, &vec![0xAA; m * 64 * 4]);
+            let mut words = vec![sizes];
+            if rows {
+                let notch = dpu::DataCubeNotchAddr(0).with_notch_addr_0(15).unwrap();
+                words.push(to(notch.with_notch_addr_1(15).unwrap()));
+                words.push(to(dpu::DstSurfStride(0).with_dst_surf_stride(1).unwrap()));
+                words.push(to(dpu::SurfaceAdd(0).with_surf_add(8).unwrap()));
+            }
+            assert_clean(&case.run(&plain(), &words), 1);
+            let raw = case.bus.get(OUT, m * 64 * 4);
+            for (i, expected) in case.expected().into_iter().enumerate() {
+                let (channel, row) = (i / m, i % m);
+                let at = if rows { row * 64 + channel } else { (channel / 4 * m + row) * 4 + channel % 4 };
+                let atoms = if row == 0 {
+                    1
+                } else if row + 1 == m {
+                    6
+                } else {
+                    3
+                };
+                let written = channel % 32 / 4 < atoms;
+                assert_eq!(Out::Int32.load(&raw, at), if written { expected } else { sentinel });
+            }
+        }
+    }
+    let one = Case::new(Spec::matmul(Kind::Int8, Out::Int32, 1, 32, 64), 66);
+    assert_unmodelled(&one.run(&plain(), &[sizes]), "size-e");
+}
+
+#[test]
 fn int16_sums_leave_one_tile_by_variant() {
     // isa-notes G-13, M-22: by the write law, or row 0 and channels 0 to 15 only.
     let one_tile = SimOptions {
