@@ -6,7 +6,6 @@ use std::borrow::Cow;
 use ork_isa::Precision;
 use ork_isa::regs::{cna as cna_regs, dpu as regs, dpu_rdma as rdma_regs};
 
-use crate::cbuf::BANK;
 use crate::diagnosis::{Category, Effect, Finding, Site, Stop, hang, rule, unmodelled};
 use crate::dpu::Main;
 use crate::dpu_rdma::{self, Cube, Feed, Operands};
@@ -41,6 +40,7 @@ pub(crate) fn run(machine: &mut Machine<'_>, site: Site, view: View<'_>, rdma: b
             format!("{} multiply-adds, {} output pixels of {lanes} channels", conv.macs(), conv.pixels()),
         ));
     }
+    let operands_before = machine.stats.operand_bytes;
     let operands = if rdma {
         dpu_rdma::fetch(machine, site, view, Feed::Accumulator, Stages::wants_operand(view))?
     } else {
@@ -66,19 +66,8 @@ pub(crate) fn run(machine: &mut Machine<'_>, site: Site, view: View<'_>, rdma: b
     };
     let ow = feature_sums(machine, site, view, &conv)?;
     machine.stats.macs += conv.macs();
-    let group_bytes = conv.bytes_per_kernel * conv.group();
-    machine.clock.mac_task(timing::MacTask {
-        macs: conv.macs(),
-        weight_bytes: if conv.weight_reuse { 0 } else { conv.weight_bytes() as u64 },
-        kernel_groups: core::groups(&conv) as u64,
-        overlapped: 2 * group_bytes <= conv.split.1 as usize * BANK,
-        rate: match conv.precision {
-            Precision::Int4 => 2.0,
-            Precision::Int8 => 1.0,
-            Precision::Tf32 => 0.25,
-            _ => 0.5,
-        },
-    });
+    let operand_bytes = machine.stats.operand_bytes - operands_before;
+    machine.clock.run(&timing::mac_work(view, &conv, operand_bytes));
     let main = Main {
         sums,
         group: conv.group(),

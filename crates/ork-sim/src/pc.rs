@@ -194,7 +194,7 @@ impl Core {
                 JobEnd::Unmodelled(*diagnosis)
             }
         };
-        JobOutcome { tasks_done, int_status, end, diagnoses, modelled_us: clock.micros(tasks_done), stats }
+        JobOutcome { tasks_done, int_status, end, diagnoses, modelled_us: clock.micros(), stats }
     }
 
     #[expect(clippy::too_many_arguments, reason = "the running totals of one job")]
@@ -392,8 +392,7 @@ fn execute(
     rest: u32,
 ) -> Result<(), Stop> {
     use Block::{Cna, Core, Dpu, DpuRdma, Ppu, PpuRdma};
-    let moved = |stats: &JobStats| stats.operand_bytes + stats.written_bytes;
-    let before = moved(machine.stats);
+    let before = *machine.stats;
     let result = match blocks {
         [Cna, Core, Dpu] if rest == 0 => conv::run(machine, site, view, false),
         [Cna, Core, Dpu, DpuRdma] if rest == 0 => conv::run(machine, site, view, true),
@@ -420,7 +419,11 @@ fn execute(
         )),
     };
     if !blocks.contains(&Cna) {
-        machine.clock.stream_task(moved(machine.stats) - before);
+        let moved = machine.stats.since(&before);
+        // Pooling is fp16.
+        let element_bytes = if blocks.contains(&Ppu) { 2 } else { timing::output_bytes(view) };
+        let work = timing::stream_work(element_bytes, moved.operand_bytes, moved.written_bytes);
+        machine.clock.run(&work);
     }
     result
 }
