@@ -4,6 +4,8 @@
 
 mod codegen;
 #[cfg(test)]
+mod references;
+#[cfg(test)]
 mod tidy;
 
 use anyhow::{Result, bail};

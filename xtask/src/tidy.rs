@@ -58,6 +58,7 @@ const TEST_ONLY: &[(&str, &[&str])] = &[
     ("ork-driver", &["ork-sim", "ork-emu"]),
     ("ork-device", &["ork-sim", "ork-emu"]),
     ("ork-isa", &["ork-conformance"]),
+    ("ork-sim", &["ork-conformance"]),
     ("ork-cli", &["ork-shim"]),
     // Random calls are recorded, and damaged traces replayed.
     ("ork-emu", &["ork-conformance", "ork-trace"]),

@@ -6,6 +6,7 @@
 //!
 //! - [`Case::read`] reads and checks a case; files of any content give an error, not a panic, and bounded memory.
 //! - [`Case::run`] replays it and gives a [`Report`].
+//! - [`Case::start`] gives its memory and jobs before anything runs, for tests that change programs.
 //! - [`case_names`] lists the cases of a folder.
 #![forbid(unsafe_code)]
 
@@ -16,6 +17,7 @@ mod memory;
 mod npy;
 mod published;
 mod run;
+mod start;
 mod variant;
 
 pub use case::{Buffer, Case, Driver, Output, Post, Program, Tolerance, case_names};
@@ -23,4 +25,5 @@ pub use compare::{Mismatch, Report, Verdict};
 pub use error::CaseError;
 pub use npy::{Array, Arrays, Dtype};
 pub use published::Published;
+pub use start::Start;
 pub use variant::{VariantError, set_variant};

@@ -26,9 +26,9 @@ const PPU_EVENTS: u32 = 0xC00;
 const CLEAR_ALL: u32 = 0x1_FFFF;
 
 /// A job of one core.
-struct CoreJob {
-    core: u8,
-    job: PcJob,
+pub(crate) struct CoreJob {
+    pub(crate) core: u8,
+    pub(crate) job: PcJob,
 }
 
 impl Case {
@@ -42,10 +42,7 @@ impl Case {
         let mut cores: Vec<Core> = (0..CORES).map(|index| Core::new(index, options)).collect();
         let mut findings: Vec<Diagnosis> = Vec::new();
         for (index, submit) in self.submits.iter().enumerate() {
-            for write in &submit.cpu_writes {
-                self.write(&memory, &write.buffer, &self.array(&write.key)?.bytes)?;
-            }
-            self.check_programs(&memory, index, submit)?;
+            self.prepare(&memory, index, submit)?;
             for CoreJob { core, job } in self.jobs(&memory, &mut cores, submit)? {
                 let Some(core) = cores.get_mut(usize::from(core)) else { continue };
                 let outcome = core.run(&memory, &job);
@@ -62,6 +59,14 @@ impl Case {
         let output = self.buffer(&self.output.buffer)?;
         let bytes = self.bytes(&memory, output.iova, output.size)?;
         compare(self, &bytes, texts(&findings))
+    }
+
+    /// What the CPU does before submit `index`; the programs must then be those that are described.
+    pub(crate) fn prepare(&self, memory: &Memory, index: usize, submit: &Submit) -> Result<(), CaseError> {
+        for write in &submit.cpu_writes {
+            self.write(memory, &write.buffer, &self.array(&write.key)?.bytes)?;
+        }
+        self.check_programs(memory, index, submit)
     }
 
     fn write(&self, memory: &Memory, id: &str, bytes: &[u8]) -> Result<(), CaseError> {
@@ -90,7 +95,12 @@ impl Case {
     }
 
     /// What the driver makes of a submit.
-    fn jobs(&self, memory: &Memory, cores: &mut [Core], submit: &Submit) -> Result<Vec<CoreJob>, CaseError> {
+    pub(crate) fn jobs(
+        &self,
+        memory: &Memory,
+        cores: &mut [Core],
+        submit: &Submit,
+    ) -> Result<Vec<CoreJob>, CaseError> {
         match &submit.call {
             Call::Rknpu { submit, tasks, actions_before } => {
                 if actions_before.iter().any(|(action, _)| *action == ACTION_RESET) {

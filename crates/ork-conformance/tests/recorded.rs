@@ -111,6 +111,31 @@ fn runs_are_what_the_drivers_start() {
     assert_eq!((run[0].words().count(), run[0].body.len(), run[0].tail.len()), (49, 45, 4));
 }
 
+/// The state before the first submit is what a run starts from.
+#[test]
+fn a_start_holds_programs_and_jobs() {
+    for name in ["gemm_int8_9x9x9", "ew_add_chain3_n1536", "rocket_lut_exp_n1024"] {
+        let case = Case::read(&folder(), name).unwrap();
+        let start = case.start().unwrap();
+        let run = case.runs().next().unwrap();
+        assert_eq!(start.jobs.len(), 1);
+        assert_eq!((start.jobs[0].0, start.jobs[0].1.tasks as usize), (0, run.len()), "{name}");
+        assert_eq!(start.jobs[0].1.base, run[0].iova);
+        for program in run {
+            assert!(start.programs.contains(&(program.iova, program.words().count())));
+            let (at, bytes) = start
+                .memory
+                .iter()
+                .find(|(at, bytes)| (at.0..at.0 + bytes.len() as u32).contains(&program.iova.0))
+                .unwrap();
+            let stored = &bytes[(program.iova.0 - at.0) as usize..];
+            assert!(
+                program.words().zip(stored.chunks(8)).all(|(word, bytes)| word.0.to_le_bytes() == *bytes)
+            );
+        }
+    }
+}
+
 /// A copy of a case in a folder of its own.
 struct Copy(tempfile::TempDir, &'static str);
 

@@ -101,6 +101,8 @@ fn a_changed_register_of_a_recorded_program_is_found() {
         ("WEIGHT_BANK=11, DATA_BANK=1 ", "WEIGHT_BANK=0, DATA_BANK=1 ", "no-weight-bank"),
         ("FP32TOFP16_EN=1", "FP32TOFP16_EN=0", "fp16-unconverted"),
         ("SIZE_E_2=1, SIZE_E_1=1, SIZE_E_0=1", "SIZE_E_2=0, SIZE_E_1=0, SIZE_E_0=0", "size-e-short"),
+        ("DPU_OP_EN=1, CORE_OP_EN=1", "DPU_OP_EN=1, CORE_OP_EN=0", "enable-mask"),
+        ("HEIGHT_WDMA=11", "HEIGHT_WDMA=10", "wdma-size"),
         ("PC_DATA_AMOUNT=14", "PC_DATA_AMOUNT=13", "amount-short"),
         ("DECOMP_CONTROL=0", "DECOMP_CONTROL=1", "decompression"),
         ("DATAOUT_ATOMICS=144", "DATAOUT_ATOMICS=143", "output-size"),
@@ -115,7 +117,7 @@ fn a_changed_register_of_a_recorded_program_is_found() {
 #[test]
 fn a_full_chain_is_checked() {
     let body = "DPU.S_POINTER = 0xE\nCNA.CBUF_CON0 = 0xB1\n";
-    let tail = "PC.REGISTER_AMOUNTS = 2\npre-op-enable\nop-enable { DPU_OP_EN=1 }\n";
+    let tail = "PC.REGISTER_AMOUNTS = 2\npre-op-enable\nop-enable { DPU_OP_EN=1, DPU_RDMA_OP_EN=1 }\n";
     let text: String = (1..=4095)
         .map(|index| {
             let (at, next) = (index * 64, if index == 4095 { 0 } else { (index + 1) * 64 });

@@ -149,6 +149,70 @@ fn recorded_programs_have_no_unknown_word_and_come_back_whole() {
     assert!(words > 20_000, "{words}");
 }
 
+/// Found by mutation: a name that cannot be printed as it is would come back as another one.
+#[test]
+fn names_have_no_control_characters() {
+    for name in ["task\r", "\t", "a\u{85}b", "\u{0}"] {
+        let error = parse(&format!(".program \"{name}\" at 0x100\nnop")).unwrap_err();
+        assert_eq!((error.line, error.column), (1, 10), "{name:?}: {error}");
+    }
+    assert_eq!(parse(".program \"task é 1\"\nnop").unwrap().streams[0].name, "task é 1");
+}
+
+/// Lines of recorded programs with pieces cut out, doubled and put in: an error with its place, or a listing that
+/// comes back whole.
+#[test]
+fn mutated_text_never_panics() {
+    let (_, listing) = &support::captures()[1];
+    let text = print(listing, Comments::Warnings);
+    let lines: Vec<&str> = text.lines().collect();
+    let pieces = [
+        "{",
+        "}",
+        "=",
+        ",",
+        "\"",
+        "0x",
+        "reserved=",
+        ".program ",
+        " at ",
+        "-",
+        "é",
+        "\u{0}",
+        ";",
+        "99999999999",
+    ];
+    let mut random = Random(11);
+    let (mut accepted, mut refused) = (0, 0);
+    for _ in 0..3000 {
+        let mut line = lines[random.below(lines.len())].to_owned();
+        let places: Vec<usize> = line.char_indices().map(|(at, _)| at).chain([line.len()]).collect();
+        let (a, b) = (places[random.below(places.len())], places[random.below(places.len())]);
+        let piece = pieces[random.below(pieces.len())];
+        match random.below(4) {
+            0 => line.insert_str(a, piece),
+            1 => line.replace_range(a.min(b)..a.max(b), piece),
+            2 => line.truncate(a),
+            _ => {
+                let tail = line.split_off(b);
+                line.insert_str(a.min(b), &tail);
+                line.push_str(&tail);
+            }
+        }
+        match parse(&line) {
+            Ok(listing) => {
+                assert_eq!(parse(&print(&listing, Comments::Full)).unwrap(), listing, "{line}");
+                accepted += 1;
+            }
+            Err(error) => {
+                assert!(error.line == 1 && error.column <= line.chars().count() + 1, "{error}: {line}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(accepted > 50 && refused > 300, "{accepted} {refused}");
+}
+
 #[test]
 fn changed_text_is_a_changed_word() {
     let (_, listing) = &support::captures()[0];

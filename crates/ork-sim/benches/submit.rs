@@ -10,6 +10,7 @@ mod common;
 
 use std::time::Instant;
 
+use common::bench::*;
 use common::*;
 use ork_isa::Link;
 use ork_sim::{Core, FloatSums, SimOptions};

@@ -7,8 +7,12 @@ use ork_isa::regs::{cna, dpu};
 use crate::cbuf::BANK;
 use crate::cna::Conv;
 use crate::diagnosis::{Category, Effect, Finding, Site, Stop, hang, rule, unmodelled};
+use crate::options::FeatureGrains;
 use crate::pc::Machine;
 use crate::regs::View;
+
+/// FEATURE_GRAINS below which one author found fp16 results wrong (`isa.md` §7.6); another measured no influence.
+const FP16_GRAINS: u32 = 80;
 
 /// Output pixels whose values silicon gets wrong, in ways nobody has recorded.
 #[derive(Clone, Debug, Default)]
@@ -17,8 +21,12 @@ pub(crate) struct Poison {
     pub(crate) all: bool,
     /// Every value is 0.
     pub(crate) zeros: bool,
+    /// Two values of three.
+    pub(crate) two_thirds: bool,
     /// Values that depend on input lines from this one on.
     pub(crate) from_line: Option<usize>,
+    /// Output pixels from this one on.
+    pub(crate) from_pixel: Option<usize>,
 }
 
 /// The rules of `isa.md` §10 on the split of the buffer.
@@ -77,7 +85,7 @@ pub(crate) fn check_split(
             format!("it is {}: two thirds of all values are wrong", cbuf.fc_data_bank()),
             "isa-notes G-14",
         );
-        poison.all = true;
+        poison.two_thirds = true;
     }
     // Weights: one kernel group at a time must fit.
     let group_bytes = if conv.depthwise {
@@ -165,6 +173,23 @@ pub(crate) fn check_split(
             "no kernel has weights".to_owned(),
             "isa.md §3, §13 row 6",
         );
+        poison.all = true;
+    }
+    let grains = view.get::<cna::ConvCon2>().feature_grains();
+    let fp16 = conv.precision == Precision::Fp16;
+    if fp16
+        && grains < FP16_GRAINS
+        && machine.options.silicon.feature_grains == FeatureGrains::Fp16NeedsEighty
+    {
+        machine.diagnoses.push(site.finding(Finding {
+            category: Category::Resource,
+            effect: Effect::Wrong,
+            check: "feature-grains",
+            registers: vec![view.show::<cna::ConvCon2>()],
+            first: rule(format!("fp16 needs FEATURE_GRAINS of at least {FP16_GRAINS} on this silicon")),
+            second: site.here(format!("it is {grains}")),
+            source: "isa.md §7.6, §10.8",
+        }));
         poison.all = true;
     }
     let entries = view.get::<cna::CbufCon1>().data_entries() as usize;

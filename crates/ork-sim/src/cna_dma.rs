@@ -75,12 +75,10 @@ pub(crate) fn load_features(
             "isa.md §9.2",
         ));
     }
-    let group_lines: i64 = if con1.group_line_off() == 1 { 1 } else { 4 };
+    let group_lines = group_lines(view);
     let dma_width = i64::from(view.get::<cna::FcDataSize0>().dma_width());
     let line_stride = i64::from(view.get::<cna::DmaCon1>().line_stride());
-    // A signed 28-bit number.
-    let surf_stride = i64::from((view.get::<cna::DmaCon2>().surf_stride() << 4).cast_signed() >> 4);
-    let surface = group_lines * dma_width + surf_stride;
+    let surface = surface_atoms(view);
     let atoms = conv.channels.div_ceil(conv.atom_channels());
     let origin = i64::from(base.0) + i64::from(machine.dma_base.0);
     let pixel_bytes = conv.pixel_bytes();
@@ -127,6 +125,19 @@ pub(crate) fn load_features(
     machine.cbuf.features = Some(load);
     machine.inputs.push(("feature DMA", extent.get().0, extent.get().1));
     Ok(())
+}
+
+/// G of the address law: lines that are taken together.
+fn group_lines(view: View<'_>) -> i64 {
+    if view.get::<cna::ConvCon1>().group_line_off() == 1 { 1 } else { 4 }
+}
+
+/// Atoms from one channel group to the next: G W + S (`isa.md` §5.1).
+pub(crate) fn surface_atoms(view: View<'_>) -> i64 {
+    let width = i64::from(view.get::<cna::FcDataSize0>().dma_width());
+    // A signed 28-bit number.
+    let stride = i64::from((view.get::<cna::DmaCon2>().surf_stride() << 4).cast_signed() >> 4);
+    group_lines(view) * width + stride
 }
 
 pub(crate) fn feature_fault(site: Site, view: View<'_>, address: u64, len: usize, what: String) -> Stop {

@@ -4,14 +4,13 @@
 use std::borrow::Cow;
 
 use ork_isa::Precision;
-use ork_isa::regs::dpu as regs;
+use ork_isa::regs::{cna as cna_regs, dpu as regs, dpu_rdma as rdma_regs};
 
-use crate::cbuf::BANK;
-use crate::diagnosis::{Site, Stop, unmodelled};
+use crate::diagnosis::{Category, Effect, Finding, Site, Stop, hang, rule, unmodelled};
 use crate::dpu::Main;
 use crate::dpu_rdma::{self, Cube, Feed, Operands};
 use crate::element::is_float;
-use crate::options::Int4Saturation;
+use crate::options::{Int4Saturation, PrecisionMixing};
 use crate::pc::Machine;
 use crate::regs::View;
 use crate::stages::Stages;
@@ -41,12 +40,14 @@ pub(crate) fn run(machine: &mut Machine<'_>, site: Site, view: View<'_>, rdma: b
             format!("{} multiply-adds, {} output pixels of {lanes} channels", conv.macs(), conv.pixels()),
         ));
     }
+    let operands_before = machine.stats.operand_bytes;
     let operands = if rdma {
         dpu_rdma::fetch(machine, site, view, Feed::Accumulator, Stages::wants_operand(view))?
     } else {
         Operands::default()
     };
-    let poison = cbuf_rules::check_split(machine, site, view, &conv)?;
+    let mut poison = cbuf_rules::check_split(machine, site, view, &conv)?;
+    poison.all |= mixed_precisions(machine, site, view, conv.precision);
     cna_dma::load_features(machine, site, view, &conv)?;
     let sums = {
         let loaded = cna_dma::load_weights(machine, site, view, &conv)?;
@@ -65,19 +66,8 @@ pub(crate) fn run(machine: &mut Machine<'_>, site: Site, view: View<'_>, rdma: b
     };
     let ow = feature_sums(machine, site, view, &conv)?;
     machine.stats.macs += conv.macs();
-    let group_bytes = conv.bytes_per_kernel * conv.group();
-    machine.clock.mac_task(timing::MacTask {
-        macs: conv.macs(),
-        weight_bytes: if conv.weight_reuse { 0 } else { conv.weight_bytes() as u64 },
-        kernel_groups: core::groups(&conv) as u64,
-        overlapped: 2 * group_bytes <= conv.split.1 as usize * BANK,
-        rate: match conv.precision {
-            Precision::Int4 => 2.0,
-            Precision::Int8 => 1.0,
-            Precision::Tf32 => 0.25,
-            _ => 0.5,
-        },
-    });
+    let operand_bytes = machine.stats.operand_bytes - operands_before;
+    machine.clock.run(&timing::mac_work(view, &conv, operand_bytes));
     let main = Main {
         sums,
         group: conv.group(),
@@ -88,6 +78,27 @@ pub(crate) fn run(machine: &mut Machine<'_>, site: Site, view: View<'_>, rdma: b
         ow,
     };
     dpu::finish(machine, site, view, main, &operands)
+}
+
+/// Whether values are wrong because no reset lies between int4 and another precision.
+fn mixed_precisions(machine: &mut Machine<'_>, site: Site, view: View<'_>, precision: Precision) -> bool {
+    let before = machine.last_precision.replace(precision);
+    let mixed = before.is_some_and(|before| {
+        before != precision && (before == Precision::Int4 || precision == Precision::Int4)
+    });
+    if !mixed || machine.options.silicon.precision_mixing == PrecisionMixing::Harmless {
+        return false;
+    }
+    machine.diagnoses.push(site.finding(Finding {
+        category: Category::Hazard,
+        effect: Effect::Wrong,
+        check: "precision-mixing",
+        registers: vec![view.show::<cna_regs::ConvCon1>()],
+        first: rule("a reset must lie between int4 and other tasks on this silicon"),
+        second: site.here(format!("{precision} follows {}", before.unwrap_or(precision))),
+        source: "isa.md §13 row 23, isa-int4-sdp.md §1.11, §6.3",
+    }));
+    true
 }
 
 /// What OW needs: its operand and the feature sums that it weighs (`isa.md` §9.1).
@@ -128,10 +139,49 @@ pub(crate) fn too_large(site: Site, found: String) -> Stop {
     )
 }
 
+/// An int16 pass with two operands and BS on never completes inside a chain (`isa-int4-sdp.md` §4.5, §6.2).
+fn two_int16_operands(
+    machine: &Machine<'_>,
+    site: Site,
+    view: View<'_>,
+    operands: &Operands,
+) -> Result<(), Stop> {
+    let int16 = view.get::<regs::DataFormat>().proc_precision() == Precision::Int16.code();
+    let bs: regs::BsCfg = view.get();
+    if !machine.chained || !int16 || operands.ew.is_none() || bs.bs_bypass() == 1 || bs.bs_alu_bypass() == 1 {
+        return Ok(());
+    }
+    Err(hang(
+        site,
+        Category::InvalidProgram,
+        "int16-operand-in-chain",
+        vec![view.show::<regs::DataFormat>(), view.show::<regs::BsCfg>(), view.show::<regs::EwCfg>()],
+        rule("an int16 pass with two operands and the BS adder on completes only as the one task of its job"),
+        "the job has more tasks",
+        "isa-int4-sdp.md §4.5, §6.2, §9",
+    ))
+}
+
 /// DPU + DPU_RDMA: element-wise work on memory.
 pub(crate) fn run_flying(machine: &mut Machine<'_>, site: Site, view: View<'_>) -> Result<(), Stop> {
+    let (unit, reader) = (
+        view.get::<regs::FeatureModeCfg>().flying_mode(),
+        view.get::<rdma_regs::RdmaFeatureModeCfg>().flying_mode(),
+    );
+    if (unit, reader) == (0, 0) {
+        return Err(hang(
+            site,
+            Category::InvalidProgram,
+            "dpu-unfed",
+            vec![view.show::<regs::FeatureModeCfg>(), view.show::<rdma_regs::RdmaFeatureModeCfg>()],
+            rule("without FLYING_MODE the DPU waits for sums of CORE"),
+            "op-enable starts neither CNA nor CORE",
+            "isa-notes G-27",
+        ));
+    }
     let mut operands = dpu_rdma::fetch(machine, site, view, Feed::Memory, Stages::wants_operand(view))?;
-    let (sums, lanes) = dpu_rdma::main_data(machine, site, view, &mut operands.ranges)?;
+    two_int16_operands(machine, site, view, &operands)?;
+    let (sums, lanes, poison) = dpu_rdma::main_data(machine, site, view, &mut operands.ranges)?;
     let cube = Cube::decode(view);
     let main = Main {
         sums,
@@ -139,7 +189,7 @@ pub(crate) fn run_flying(machine: &mut Machine<'_>, site: Site, view: View<'_>) 
         channels: cube.channels,
         size: (cube.height, cube.width),
         conv: None,
-        poison: cbuf_rules::Poison::default(),
+        poison,
         ow: None,
     };
     dpu::finish(machine, site, view, main, &operands)

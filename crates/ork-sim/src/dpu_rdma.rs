@@ -4,15 +4,21 @@
 use ork_isa::regs::{dpu, dpu_rdma};
 use ork_isa::{Iova, Precision};
 
+use crate::cbuf_rules::Poison;
 use crate::cna::ATOM;
 use crate::core::Sums;
-use crate::diagnosis::{Category, Site, Stop, hang, rule, unmodelled};
+use crate::diagnosis::{Category, Effect, Finding, Site, Stop, hang, rule, unmodelled};
 use crate::element;
+use crate::options::LongRows;
 use crate::pc::Machine;
 use crate::regs::View;
 
 /// Rows up to which an element-wise pass completes (`isa-int4-sdp.md` §3.2).
 const ROWS_MAX: usize = 8176;
+/// The same for fp16 by another count, which is also exact two rows further on (`isa-notes.md` M-10).
+const FP16_ROWS_EXACT: usize = 8188;
+/// Positions that fray beyond (`isa-notes.md` G-4); which ones is not known, the last are as good as any.
+const FRAYED: usize = 54;
 
 /// Where the main data come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +61,11 @@ pub(crate) struct Operand {
 }
 
 impl Operand {
+    /// One value per channel instead of one per pixel.
+    pub(crate) fn is_per_channel(&self) -> bool {
+        self.per_channel
+    }
+
     fn place(&self, channel: usize, pixel: usize) -> usize {
         if self.per_channel {
             return channel;
@@ -77,6 +88,8 @@ impl Operand {
 pub(crate) struct Operands {
     /// BS adder, one per channel.
     pub(crate) bs_alu: Option<Vec<i32>>,
+    /// BN adder, one per channel.
+    pub(crate) bn_alu: Option<Vec<i32>>,
     pub(crate) ew: Option<Operand>,
     /// Memory that was read: reader, first and last address plus one.
     pub(crate) ranges: Vec<(&'static str, u64, u64)>,
@@ -208,23 +221,30 @@ pub(crate) fn fetch(
         return Err(crate::conv::too_large(site, format!("{cube:?}")));
     }
     let mut operands = Operands::default();
-    let use_bits = view.get::<dpu_rdma::RdmaBrdmaCfg>().brdma_data_use();
-    if use_bits & !1 != 0 || view.get::<dpu_rdma::RdmaNrdmaCfg>().nrdma_data_use() != 0 {
+    let bs_use = view.get::<dpu_rdma::RdmaBrdmaCfg>().brdma_data_use();
+    let bn_use = view.get::<dpu_rdma::RdmaNrdmaCfg>().nrdma_data_use();
+    if (bs_use | bn_use) & !1 != 0 {
         return Err(unmodelled(
             site,
             "per-channel-operands",
             vec![view.show::<dpu_rdma::RdmaBrdmaCfg>(), view.show::<dpu_rdma::RdmaNrdmaCfg>()],
-            "known programs read the operand of the BS adder only",
+            "the adders of BS and BN can take an int32 for each channel; how other operands lie is not known",
             "others are asked for",
-            "isa.md §9.6",
+            "isa.md §9.6, isa-notes D.1",
         ));
     }
-    if use_bits == 1 {
-        let base = u64::from(view.get::<dpu_rdma::RdmaBsBaseAddr>().bs_base_addr());
+    let mut per_channel = |reader, base: u32| {
         let mut bytes = Vec::new();
-        read(machine, site, view, "BRDMA", base, cube.channels * 4, &mut bytes)?;
-        operands.bs_alu =
-            Some(bytes.as_chunks::<4>().0.iter().map(|word| i32::from_le_bytes(*word)).collect());
+        read(machine, site, view, reader, base.into(), cube.channels * 4, &mut bytes)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|word| i32::from_le_bytes(*word)).collect())
+    };
+    if bs_use == 1 {
+        let base = view.get::<dpu_rdma::RdmaBsBaseAddr>().bs_base_addr();
+        operands.bs_alu = Some(per_channel("BRDMA", base)?);
+    }
+    if bn_use == 1 {
+        let base = view.get::<dpu_rdma::RdmaBnBaseAddr>().bn_base_addr();
+        operands.bn_alu = Some(per_channel("NRDMA", base)?);
     }
     if erdma.erdma_disable() == 1 {
         return Ok(operands);
@@ -359,7 +379,7 @@ pub(crate) fn main_data(
     site: Site,
     view: View<'_>,
     ranges: &mut Vec<(&'static str, u64, u64)>,
-) -> Result<(Sums, usize), Stop> {
+) -> Result<(Sums, usize, Poison), Stop> {
     let mode: dpu_rdma::RdmaFeatureModeCfg = view.get();
     let cube = Cube::decode(view);
     let precision = match Precision::from_code(mode.in_precision()) {
@@ -389,7 +409,9 @@ pub(crate) fn main_data(
             "isa-int4-sdp.md §3.3",
         ));
     }
-    if cube.width > ROWS_MAX || cube.height > ROWS_MAX {
+    let longest = cube.width.max(cube.height);
+    let frays = machine.options.silicon.long_rows == LongRows::Fp16Frays && precision == Precision::Fp16;
+    if longest > ROWS_MAX && !frays {
         return Err(hang(
             site,
             Category::InvalidProgram,
@@ -399,6 +421,23 @@ pub(crate) fn main_data(
             format!("{} x {} pixels", cube.width, cube.height),
             "isa-int4-sdp.md §3.2, §3.8",
         ));
+    }
+    let mut poison = Poison::default();
+    if longest == FP16_ROWS_EXACT + 1 || longest > FP16_ROWS_EXACT + 2 {
+        machine.diagnoses.push(site.finding(Finding {
+            category: Category::InvalidProgram,
+            effect: Effect::Wrong,
+            check: "sdp-rows",
+            registers: vec![
+                view.show::<dpu_rdma::RdmaDataCubeWidth>(),
+                view.show::<dpu_rdma::RdmaDataCubeHeight>(),
+            ],
+            first: rule("fp16 passes are exact up to 8188 rows and at 8190 on this silicon"),
+            second:
+                site.here(format!("{} x {} pixels: {FRAYED} positions are wrong", cube.width, cube.height)),
+            source: "isa-notes G-4, M-10",
+        }));
+        poison.from_pixel = Some(cube.pixels().saturating_sub(FRAYED));
     }
     let lanes = ATOM * 8 / precision.bits() as usize;
     let surfaces = cube.channels.div_ceil(lanes);
@@ -418,5 +457,5 @@ pub(crate) fn main_data(
     } else {
         Sums::Int((0..count).map(|i| element::int(precision, &bytes, i)).collect())
     };
-    Ok((sums, lanes))
+    Ok((sums, lanes, poison))
 }

@@ -22,8 +22,10 @@ mod converter;
 mod core;
 mod diagnosis;
 mod dpu;
+mod dpu_checks;
 mod dpu_rdma;
 mod element;
+mod hazards;
 mod job;
 mod options;
 mod pc;
@@ -38,8 +40,9 @@ pub use bus::{Access, Bus, BusFault, Span};
 pub use diagnosis::{Category, Diagnosis, Effect, Event, Origin, RegisterValue};
 pub use job::{JobEnd, JobOutcome, JobStats, PcJob, TaskTrace};
 pub use options::{
-    AffineZero, Between, Int4Saturation, LutBelow, Order, Overflow, PointerScope, ResetStages, Silicon,
-    SimOptions, StageShift, WideConverter,
+    AffineZero, Between, BnShift, FeatureGrains, Int4Saturation, Int16Output, LongRows, LutBelow, LutIndex,
+    LutRace, LutSelect, Order, Overflow, PointerScope, PrecisionMixing, ResetStages, Silicon, SimOptions,
+    StageShift, StageWidth, WideConverter,
 };
 pub use ork_mac::FloatSums;
 pub use pc::Core;

@@ -48,6 +48,24 @@ pub struct Silicon {
     pub fp16_overflow: Overflow,
     /// Which blocks the DPU's S_POINTER turns.
     pub pointer_scope: PointerScope,
+    /// Whether FEATURE_GRAINS changes results.
+    pub feature_grains: FeatureGrains,
+    /// What int16 sums leave in memory.
+    pub int16_output: Int16Output,
+    /// Element-wise passes of more rows than all sources call safe.
+    pub long_rows: LongRows,
+    /// The index of a table in float mode.
+    pub lut_index: LutIndex,
+    /// Which table an index reads.
+    pub lut_select: LutSelect,
+    /// What a pass reads of a table that an earlier task of an alternating chain loads.
+    pub lut_race: LutRace,
+    /// Rounding of the shift of BN.
+    pub bn_shift: BnShift,
+    /// Width of integer data between the output stages.
+    pub stage_width: StageWidth,
+    /// int4 tasks before or after tasks of another precision, without a reset.
+    pub precision_mixing: PrecisionMixing,
 }
 
 macro_rules! variants {
@@ -138,6 +156,92 @@ variants! {
         DpuCoversAll,
         /// The DPU only.
         OwnBlock
+    }
+    /// Whether FEATURE_GRAINS changes results (`isa.md` §10.8).
+    FeatureGrains {
+        /// Neither results nor speed: measured.
+        Neutral,
+        /// fp16 results are wrong below 80, says one generator's author.
+        Fp16NeedsEighty
+    }
+    /// What int16 sums leave in memory as int32 (`isa-notes.md` M-22, `isa-int4-sdp.md` §2.1).
+    Int16Output {
+        /// The write law of all precisions; a recorded program needs it.
+        Laws,
+        /// Row 0, channels 0 to 15, whatever the sizes say.
+        OneTile
+    }
+    /// Element-wise passes of more than 8176 rows (`isa-notes.md` M-10).
+    LongRows {
+        /// They never complete.
+        Hang,
+        /// fp16 is exact up to 8188 and at 8190, and 54 positions are wrong at 8189 and above 8190; int8 and int16
+        /// never complete.
+        Fp16Frays
+    }
+    /// The index of a table in float mode (NS-1).
+    LutIndex {
+        /// Rounded to an integer before the table is read.
+        Rounded,
+        /// A real number; only the value is rounded.
+        Real
+    }
+    /// Which table an index reads (NS-3, `isa-notes.md` G-6).
+    LutSelect {
+        /// The sign of the index decides.
+        IndexSign,
+        /// The sign of what comes into BN decides.
+        InputSign
+    }
+    /// What a pass reads of a table that an earlier task of an alternating chain loads (`isa.md` §13 row 30).
+    LutRace {
+        /// The new table.
+        NewTable,
+        /// The table that was there before the job.
+        OldTable
+    }
+    /// Rounding of the shift of BN (`isa-int4-sdp.md` §3.8).
+    BnShift {
+        /// The table index relies on it.
+        Floor,
+        /// As the other stages.
+        HalfEven,
+        /// What NVDLA's truncators do.
+        HalfAway
+    }
+    /// Width of integer data between the output stages (`isa-int4-sdp.md` §3.4, §3.8).
+    StageWidth {
+        /// 64 bits, no saturation.
+        Wide,
+        /// 32 bits behind each of BS, OW, BN and EW, with saturation, as in NVDLA.
+        Saturate32
+    }
+    /// int4 tasks before or after tasks of another precision (`isa.md` §13 row 23, `isa-int4-sdp.md` §1.11, §6.3).
+    PrecisionMixing {
+        /// Nothing: daily use of small models shows no damage.
+        Harmless,
+        /// Between int4 and anything else a reset must lie, or the values are wrong.
+        Int4NeedsReset
+    }
+}
+
+impl BnShift {
+    pub(crate) fn apply(self, value: i64, shift: u32) -> i64 {
+        let rounding = match self {
+            Self::Floor => StageShift::Floor,
+            Self::HalfEven => StageShift::HalfEven,
+            Self::HalfAway => StageShift::HalfAway,
+        };
+        rounding.apply(value, shift)
+    }
+}
+
+impl StageWidth {
+    pub(crate) fn apply(self, value: i64) -> i64 {
+        match self {
+            Self::Wide => value,
+            Self::Saturate32 => value.clamp(i64::from(i32::MIN), i64::from(i32::MAX)),
+        }
     }
 }
 

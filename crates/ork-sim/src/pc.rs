@@ -2,7 +2,7 @@
 //! Program controller: fetches programs, hands out their words, counts tasks (`isa.md` §2).
 
 use ork_isa::regs::pc;
-use ork_isa::{Block, Cmd, CmdKind, Iova, Register, find_register};
+use ork_isa::{Block, Cmd, CmdKind, Iova, Precision, Register, find_register};
 use ork_mac::Engine;
 
 use crate::cbuf::Cbuf;
@@ -23,6 +23,8 @@ pub struct Core {
     tables: Tables,
     small_pool: Option<SmallPool>,
     job: u64,
+    /// Precision of the last MAC task since reset.
+    last_precision: Option<Precision>,
     /// The hang that nothing but a reset ends.
     wedged: Option<Box<Diagnosis>>,
 }
@@ -35,7 +37,10 @@ pub(crate) struct Machine<'a> {
     pub(crate) cbuf: &'a mut Cbuf,
     pub(crate) tables: &'a Tables,
     pub(crate) small_pool: &'a mut Option<SmallPool>,
+    pub(crate) last_precision: &'a mut Option<Precision>,
     pub(crate) dma_base: Iova,
+    /// The task is one of several of its job.
+    pub(crate) chained: bool,
     /// Memory that CNA has read for the present task: reader, first address, one behind the last.
     pub(crate) inputs: Vec<(&'static str, u64, u64)>,
     pub(crate) diagnoses: &'a mut Vec<Diagnosis>,
@@ -76,6 +81,7 @@ impl Core {
             tables: Tables::reset(),
             small_pool: None,
             job: 0,
+            last_precision: None,
             wedged: None,
         }
     }
@@ -87,6 +93,7 @@ impl Core {
         self.tables = Tables::reset();
         self.small_pool = None;
         self.job = 0;
+        self.last_precision = None;
         self.wedged = None;
     }
 
@@ -104,6 +111,7 @@ impl Core {
         sink: &mut dyn FnMut(&TaskTrace<'_>),
     ) -> JobOutcome {
         self.job += 1;
+        self.tables.begin_job();
         let mut diagnoses = Vec::new();
         let mut stats = JobStats::default();
         let mut clock = timing::Clock::default();
@@ -186,7 +194,7 @@ impl Core {
                 JobEnd::Unmodelled(*diagnosis)
             }
         };
-        JobOutcome { tasks_done, int_status, end, diagnoses, modelled_us: clock.micros(tasks_done), stats }
+        JobOutcome { tasks_done, int_status, end, diagnoses, modelled_us: clock.micros(), stats }
     }
 
     #[expect(clippy::too_many_arguments, reason = "the running totals of one job")]
@@ -279,7 +287,9 @@ impl Core {
                         cbuf: &mut self.cbuf,
                         tables: &self.tables,
                         small_pool: &mut self.small_pool,
+                        last_precision: &mut self.last_precision,
                         dma_base: job.dma_base,
+                        chained: job.tasks > 1,
                         inputs: Vec::new(),
                         diagnoses: &mut *diagnoses,
                         stats: &mut *stats,
@@ -369,6 +379,10 @@ fn events(blocks: &[Block], turn: Turn) -> u32 {
     })
 }
 
+/// The blocks through which data run from memory to memory.
+const PATHS: [&[Block]; 3] =
+    [&[Block::Cna, Block::Core, Block::Dpu], &[Block::Dpu, Block::DpuRdma], &[Block::Ppu, Block::PpuRdma]];
+
 fn execute(
     machine: &mut Machine<'_>,
     site: Site,
@@ -378,13 +392,23 @@ fn execute(
     rest: u32,
 ) -> Result<(), Stop> {
     use Block::{Cna, Core, Dpu, DpuRdma, Ppu, PpuRdma};
-    let moved = |stats: &JobStats| stats.operand_bytes + stats.written_bytes;
-    let before = moved(machine.stats);
+    let before = *machine.stats;
     let result = match blocks {
         [Cna, Core, Dpu] if rest == 0 => conv::run(machine, site, view, false),
         [Cna, Core, Dpu, DpuRdma] if rest == 0 => conv::run(machine, site, view, true),
         [Dpu, DpuRdma] if rest == 0 => conv::run_flying(machine, site, view),
         [Ppu, PpuRdma] if rest == 0 => ppu::run(machine, site, view),
+        _ if rest == 0 && !PATHS.iter().any(|path| path.iter().all(|block| blocks.contains(block))) => {
+            Err(hang(
+                site,
+                Category::InvalidProgram,
+                "op-enable-mask",
+                Vec::new(),
+                rule("a task completes where data can run from memory through its blocks to memory"),
+                format!("op-enable {mask:#x} starts no such set of blocks"),
+                "isa-notes G-27",
+            ))
+        }
         _ => Err(unmodelled(
             site,
             "op-enable-mask",
@@ -395,7 +419,11 @@ fn execute(
         )),
     };
     if !blocks.contains(&Cna) {
-        machine.clock.stream_task(moved(machine.stats) - before);
+        let moved = machine.stats.since(&before);
+        // Pooling is fp16.
+        let element_bytes = if blocks.contains(&Ppu) { 2 } else { timing::output_bytes(view) };
+        let work = timing::stream_work(element_bytes, moved.operand_bytes, moved.written_bytes);
+        machine.clock.run(&work);
     }
     result
 }

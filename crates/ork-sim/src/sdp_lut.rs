@@ -6,7 +6,7 @@ use ork_isa::regs::dpu;
 
 use crate::core::round_shift;
 use crate::diagnosis::{Origin, Site, Stop, unmodelled};
-use crate::options::{Between, LutBelow, Silicon};
+use crate::options::{Between, LutBelow, LutIndex, LutSelect, Silicon};
 use crate::regs::View;
 
 /// Entries of a table.
@@ -18,13 +18,25 @@ pub(crate) struct Tables {
     pub(crate) entries: [[i16; ENTRIES]; 2],
     /// Which word wrote the table last.
     pub(crate) origin: [Option<Origin>; 2],
+    /// The tables as they were when the present job began.
+    pub(crate) before_job: [[i16; ENTRIES]; 2],
     access: dpu::LutAccessCfg,
     address: usize,
 }
 
 impl Tables {
     pub(crate) fn reset() -> Self {
-        Self { entries: [[0; ENTRIES]; 2], origin: [None; 2], access: dpu::LutAccessCfg(0), address: 0 }
+        Self {
+            entries: [[0; ENTRIES]; 2],
+            origin: [None; 2],
+            before_job: [[0; ENTRIES]; 2],
+            access: dpu::LutAccessCfg(0),
+            address: 0,
+        }
+    }
+
+    pub(crate) fn begin_job(&mut self) {
+        self.before_job = self.entries;
     }
 
     /// A word for the DPU passes by. Data count only after an access word with the write bit: every plain
@@ -53,6 +65,9 @@ pub(crate) struct Evaluation {
     oflow: (i64, u32),
     between: Between,
     bounded: bool,
+    select_by: LutSelect,
+    /// Float mode rounds the index before the table is read.
+    rounded: bool,
 }
 
 impl Evaluation {
@@ -87,13 +102,40 @@ impl Evaluation {
             oflow: (signed(lo_scale.lut_lo_slope_oflow_scale()), lo_shift.lut_lo_slope_oflow_shift()),
             between: silicon.lut_between,
             bounded: silicon.lut_below == LutBelow::NotNegative,
+            select_by: silicon.lut_select,
+            rounded: silicon.lut_index == LutIndex::Rounded,
         })
     }
 
     /// The value at an index: the sign of the index chooses the table, entries are joined by integer lines that
     /// floor (NS-2, NS-3); beyond the ends the slopes go on (NS-4, NS-34).
-    pub(crate) fn value(&self, tables: &[[i16; ENTRIES]; 2], index: i64) -> i64 {
-        let side = usize::from(index >= 0);
+    /// `input` is what came into BN.
+    pub(crate) fn value(&self, tables: &[[i16; ENTRIES]; 2], input: f64, index: i64) -> i64 {
+        self.at(tables, self.side(input, index as f64), index, 0.0)
+    }
+
+    /// The same for an index of float mode.
+    pub(crate) fn float_value(&self, tables: &[[i16; ENTRIES]; 2], input: f32, index: f32) -> i64 {
+        // Rounded, the index is an integer before the table is read (NS-1).
+        let index = match index {
+            nan if nan.is_nan() => 0.0,
+            index if self.rounded => index.round_ties_even(),
+            index => index,
+        };
+        let side = self.side(f64::from(input), f64::from(index));
+        let part = if index.is_finite() { f64::from(index - index.floor()) } else { 0.0 };
+        self.at(tables, side, index.floor() as i64, part)
+    }
+
+    fn side(&self, input: f64, index: f64) -> usize {
+        usize::from(match self.select_by {
+            LutSelect::IndexSign => index >= 0.0,
+            LutSelect::InputSign => input >= 0.0,
+        })
+    }
+
+    /// `part` is what a real index has beyond its integer.
+    fn at(&self, tables: &[[i16; ENTRIES]; 2], side: usize, index: i64, part: f64) -> i64 {
         let (table, start, select) = (&tables[side], self.start[side], self.select[side]);
         let offset = index.saturating_sub(start);
         if offset < 0 {
@@ -110,6 +152,18 @@ impl Evaluation {
         }
         let (low, high) = (i64::from(table[entry]), i64::from(table[entry + 1]));
         let rest = offset & ((1 << select) - 1);
+        if part != 0.0 {
+            let line = (high - low) as f64 * (rest as f64 + part) / f64::from(1u32 << select);
+            return low
+                + match self.between {
+                    Between::Floor => line.floor() as i64,
+                    Between::HalfUp => (line + 0.5).floor() as i64,
+                    Between::NearestEntry if 2.0 * (rest as f64 + part) >= f64::from(1u32 << select) => {
+                        high - low
+                    }
+                    Between::NearestEntry => 0,
+                };
+        }
         match self.between {
             Between::Floor => low + (((high - low) * rest) >> select),
             Between::HalfUp => low + round_shift((high - low) * rest, select, true),
@@ -142,6 +196,8 @@ mod tests {
             oflow: (0x4032, 13),
             between: Between::Floor,
             bounded: true,
+            select_by: LutSelect::IndexSign,
+            rounded: true,
         }
     }
 
@@ -150,21 +206,21 @@ mod tests {
         // isa-int4-sdp.md §3.5 "Index test values": int8 index -8465 lies at LE 247 + 15/32, and so on.
         let tables = tables();
         for (index, entry) in [(-8465, 247), (-196, 505), (-131, 507)] {
-            assert_eq!(plain().value(&tables, index), entry, "{index}");
+            assert_eq!(plain().value(&tables, 0.0, index), entry, "{index}");
         }
         // Falling table LO: the line floors.
-        assert_eq!(plain().value(&tables, 0), 1000);
-        assert_eq!(plain().value(&tables, 65), 997, "998 - 1/32, floored");
-        assert_eq!(plain().value(&tables, 16384), 1000 - 512);
+        assert_eq!(plain().value(&tables, 0.0, 0), 1000);
+        assert_eq!(plain().value(&tables, 0.0, 65), 997, "998 - 1/32, floored");
+        assert_eq!(plain().value(&tables, 0.0, 16384), 1000 - 512);
     }
 
     #[test]
     fn beyond_the_ends() {
         let mut tables = tables();
         let steep = Evaluation { uflow: (23107, 22), ..plain() };
-        assert_eq!(steep.value(&tables, -16384 - 1000), 0, "not below 0 when the edge is not negative");
+        assert_eq!(steep.value(&tables, 0.0, -16384 - 1000), 0, "not below 0 when the edge is not negative");
         tables[0][0] = -5;
-        assert_eq!(steep.value(&tables, -16384 - 1000), -5 + ((-1000 * 23107) >> 22));
-        assert_eq!(plain().value(&tables, 16384 + 8192), 488 + 0x4032);
+        assert_eq!(steep.value(&tables, 0.0, -16384 - 1000), -5 + ((-1000 * 23107) >> 22));
+        assert_eq!(plain().value(&tables, 0.0, 16384 + 8192), 488 + 0x4032);
     }
 }

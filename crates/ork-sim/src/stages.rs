@@ -12,7 +12,7 @@ use ork_isa::regs::dpu;
 use crate::core::round_shift;
 use crate::diagnosis::{RegisterValue, Site, Stop, unmodelled};
 use crate::dpu_rdma::{Operand, Operands};
-use crate::options::{Order, Silicon, StageShift};
+use crate::options::{BnShift, Order, Silicon, StageShift, StageWidth};
 use crate::regs::View;
 use crate::sdp_lut::{ENTRIES, Evaluation};
 
@@ -122,11 +122,12 @@ impl Scale {
         self.relu_of_int(scaled)
     }
 
-    /// BN: multiplier, adder, floor shift (the table index relies on it), ReLU.
-    fn bn_int(&self, value: i64) -> i64 {
+    /// BN: multiplier, adder, shift (which floors: the table index relies on it), ReLU.
+    fn bn_int(&self, rounding: BnShift, value: i64, per_channel: Option<&[i32]>, channel: usize) -> i64 {
         let scaled = self.int_mul(value);
-        let added = self.int_alu(scaled.unwrap_or(value), None, 0);
-        let shifted = if scaled.is_some() { added >> shift_of(added, self.shift) } else { added };
+        let added = self.int_alu(scaled.unwrap_or(value), per_channel, channel);
+        let shifted =
+            if scaled.is_some() { rounding.apply(added, shift_of(added, self.shift)) } else { added };
         self.relu_of_int(shifted)
     }
 
@@ -179,6 +180,8 @@ pub(crate) struct Stages<'a> {
     lut: Option<(Evaluation, &'a [[i16; ENTRIES]; 2])>,
     order: Order,
     shift: StageShift,
+    bn_shift: BnShift,
+    width: StageWidth,
     /// A multiplier's operand did not fit 16 bits.
     pub(crate) operand_wrapped: AtomicBool,
 }
@@ -282,7 +285,7 @@ impl<'a> Stages<'a> {
             format.bn_mul_shift_value_neg(),
             [view.show::<dpu::BnCfg>(), view.show::<dpu::BnMulCfg>()],
             float,
-            false,
+            operands.bn_alu.is_some(),
         )?;
         let ew = ew(site, view, float, operands)?;
         let lut = match &ew {
@@ -298,8 +301,16 @@ impl<'a> Stages<'a> {
             lut,
             order: silicon.sub_order,
             shift: silicon.stage_shift,
+            bn_shift: silicon.bn_shift,
+            width: silicon.stage_width,
             operand_wrapped: AtomicBool::new(false),
         })
+    }
+
+    /// EW adds, or compares with, one value per channel from memory.
+    pub(crate) fn adds_per_channel(&self) -> bool {
+        let per_channel = self.operands.ew.as_ref().is_some_and(Operand::is_per_channel);
+        self.ew.as_ref().is_some_and(|ew| matches!(ew.op, EwOp::Alu(_)) && ew.from_memory && per_channel)
     }
 
     pub(crate) fn uses_table(&self) -> bool {
@@ -314,25 +325,28 @@ impl<'a> Stages<'a> {
     pub(crate) fn int(&self, value: i32, channel: usize, pixel: usize) -> i64 {
         let mut x = i64::from(value);
         if let Some(bs) = &self.bs {
-            x = bs.bs_int(self.shift, x, self.operands.bs_alu.as_deref(), channel);
+            x = self.width.apply(bs.bs_int(self.shift, x, self.operands.bs_alu.as_deref(), channel));
         }
         if let Some((op, sums, channels)) = &self.ow {
             let at = pixel * channels + if *channels == 1 { 0 } else { channel };
-            x = x.saturating_add(op * i64::from(sums.get(at).copied().unwrap_or(0)));
+            x = self.width.apply(x.saturating_add(op * i64::from(sums.get(at).copied().unwrap_or(0))));
         }
+        let input = x;
         if let Some(bn) = &self.bn {
-            x = bn.bn_int(x);
+            let per_channel = self.operands.bn_alu.as_deref();
+            x = self.width.apply(bn.bn_int(self.bn_shift, x, per_channel, channel));
         }
         if let Some(ew) = &self.ew {
-            x = self.ew_int(ew, x, channel, pixel);
+            x = self.width.apply(self.ew_int(ew, input, x, channel, pixel));
         }
         x
     }
 
-    fn ew_int(&self, ew: &Ew, x: i64, channel: usize, pixel: usize) -> i64 {
+    /// `input` is what came into BN.
+    fn ew_int(&self, ew: &Ew, input: i64, x: i64, channel: usize, pixel: usize) -> i64 {
         let result = match ew.op {
             EwOp::Nothing => x,
-            EwOp::Lut => self.lut.as_ref().map_or(x, |(lut, tables)| lut.value(tables, x)),
+            EwOp::Lut => self.lut.as_ref().map_or(x, |(lut, tables)| lut.value(tables, input as f64, x)),
             EwOp::Alu(algo) => algo.int(self.order, x, self.operand_int(ew, channel, pixel)),
             EwOp::Mul { prelu } if prelu && x >= 0 => x,
             EwOp::Mul { .. } => {
@@ -374,6 +388,7 @@ impl<'a> Stages<'a> {
         if let Some(bs) = &self.bs {
             x = bs.bs_float(x);
         }
+        let input = x;
         if let Some(bn) = &self.bn {
             x = bn.bn_float(x);
         }
@@ -388,9 +403,7 @@ impl<'a> Stages<'a> {
             EwOp::Mul { prelu } if prelu && x >= 0.0 => x,
             EwOp::Mul { .. } => x * operand(),
             EwOp::Lut => {
-                // The index is an integer before the table is read (NS-1).
-                let index = x.round_ties_even() as i64;
-                let value = self.lut.as_ref().map_or(0, |(lut, tables)| lut.value(tables, index));
+                let value = self.lut.as_ref().map_or(0, |(lut, tables)| lut.float_value(tables, input, x));
                 return Staged::Table(if ew.relu { relu_int(value, None) } else { value });
             }
         };

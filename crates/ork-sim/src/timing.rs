@@ -1,76 +1,85 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Predicted time on silicon (`isa.md` §12.8): *modelled*, fitted to 21 published rows with 3.3 % RMS error.
+//! Modelled time: what a task's registers ask of the blocks, in the terms of `ork-timing`, which has all constants.
 
-/// Weight stream of one core alone.
-const WEIGHT_BYTES_PER_US: f64 = 11_200.0;
-/// Multiply-adds in row-major int8 programs.
-const INT8_US_PER_MAC: f64 = 1.8e-6;
-/// Hardware cost of one more task of a chain (§12.1).
-const CHAINED_TASK_US: f64 = 1.27;
+use ork_isa::Precision;
+use ork_isa::regs::{cna, dpu};
+use ork_timing::{Arithmetic, ChainClock, FeatureOrder, Model, TaskWork};
 
-/// Adds up the tasks of one job. The fixed cost of a submit belongs to the kernel, not to the core.
+use crate::cbuf::BANK;
+use crate::cna::Conv;
+use crate::cna_dma::surface_atoms;
+use crate::regs::View;
+
+/// Adds up the tasks of one job on one core. The fixed cost of a submit belongs to the kernel, not to the core.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Clock {
-    us: f64,
-}
-
-/// What the time of a convolution or matmul task depends on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MacTask {
-    pub(crate) macs: u64,
-    pub(crate) weight_bytes: u64,
-    pub(crate) kernel_groups: u64,
-    /// Two kernel groups fit the weight banks, so loading overlaps computing.
-    pub(crate) overlapped: bool,
-    /// Multiply-adds per cycle, relative to int8.
-    pub(crate) rate: f64,
+    model: Model,
+    chain: ChainClock,
 }
 
 impl Clock {
-    pub(crate) fn mac_task(&mut self, task: MacTask) {
-        let weights = task.weight_bytes as f64 / WEIGHT_BYTES_PER_US;
-        let compute = task.macs as f64 * INT8_US_PER_MAC / task.rate;
-        self.us += if task.overlapped {
-            weights.max(compute) + weights.min(compute) / (task.kernel_groups.max(1)) as f64
-        } else {
-            weights + compute
-        };
+    pub(crate) fn run(&mut self, work: &TaskWork) {
+        self.chain.run(&self.model, work);
     }
 
-    /// A task that only moves bytes: element-wise passes and pooling. One core's bandwidth is assumed to hold for
-    /// all of them.
-    pub(crate) fn stream_task(&mut self, bytes: u64) {
-        self.us += bytes as f64 / WEIGHT_BYTES_PER_US;
-    }
-
-    pub(crate) fn micros(&self, tasks: u16) -> f64 {
-        self.us + CHAINED_TASK_US * f64::from(tasks.saturating_sub(1))
+    /// Microseconds of the tasks so far (*modelled*).
+    pub(crate) fn micros(&self) -> f64 {
+        self.chain.elapsed().us
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Rows of §12.8 (us, without the fixed part of the submit): m, k, n, overlapped, T0, published model time.
-    #[test]
-    fn reproduces_the_published_model() {
-        for (m, k, n, overlapped, fixed, published) in [
-            (4, 2048, 2048, true, 134.0, 509.0),
-            (31, 2048, 2048, true, 134.0, 512.0),
-            (36, 3584, 1216, false, 56.0, 728.0),
-            (36, 3584, 1216, true, 56.0, 450.0),
-        ] {
-            let mut clock = Clock::default();
-            clock.mac_task(MacTask {
-                macs: m * k * n,
-                weight_bytes: k * n,
-                kernel_groups: n / 32,
-                overlapped,
-                rate: 1.0,
-            });
-            let got: f64 = clock.micros(1) + fixed;
-            assert!((got - published).abs() < 6.0, "{m} x {k} x {n}: {got} instead of {published}");
-        }
+/// A task of CNA, CORE and DPU; `operand_bytes` is what DPU_RDMA reads for it.
+pub(crate) fn mac_work(view: View<'_>, conv: &Conv, operand_bytes: u64) -> TaskWork {
+    let (pixels, taps) = (conv.pixels() as u64, conv.taps() as u64);
+    let channels = conv.channels as u64;
+    let arithmetic = if conv.depthwise {
+        Arithmetic::Depthwise { pixels, channels, taps }
+    } else {
+        Arithmetic::Direct { pixels, channels, kernels: conv.kernels as u64, taps }
+    };
+    let features = conv.lines_held() * conv.width * conv.pixel_bytes();
+    let outputs = u64::from(view.get::<dpu::DataCubeChannel>().channel()) + 1;
+    TaskWork {
+        arithmetic,
+        precision: conv.precision,
+        order: feature_order(view, conv),
+        weight_bytes: if conv.weight_reuse { 0 } else { conv.weight_bytes() as u64 },
+        feature_bytes: operand_bytes + if conv.data_reuse { 0 } else { features as u64 },
+        output_elements: pixels * outputs,
+        output_element_bytes: output_bytes(view),
+        weight_buffer_bytes: u64::from(conv.split.1) * BANK as u64,
     }
+}
+
+/// Rows lie closer together than planes of a cube. One pixel is both; it is timed as a row, as in the rows that the
+/// model was fitted to (docs/timing-model.md).
+fn feature_order(view: View<'_>, conv: &Conv) -> FeatureOrder {
+    let pixels = (conv.height * conv.width) as i64;
+    let packed = view.get::<cna::ConvCon1>().nonalign_dma() == 1;
+    if !packed && (pixels == 1 || surface_atoms(view) < pixels) {
+        FeatureOrder::RowMajor
+    } else {
+        FeatureOrder::Cube
+    }
+}
+
+/// A task without CNA: element-wise work and pooling.
+pub(crate) fn stream_work(element_bytes: u32, read: u64, written: u64) -> TaskWork {
+    TaskWork {
+        arithmetic: Arithmetic::None,
+        // Without arithmetic the precision plays no part.
+        precision: Precision::Int8,
+        order: FeatureOrder::Cube,
+        weight_bytes: 0,
+        feature_bytes: read,
+        output_elements: written / u64::from(element_bytes.max(1)),
+        output_element_bytes: element_bytes,
+        weight_buffer_bytes: 0,
+    }
+}
+
+/// Bytes of an element that the DPU stores.
+pub(crate) fn output_bytes(view: View<'_>) -> u32 {
+    let precision = Precision::from_code(view.get::<dpu::DataFormat>().out_precision());
+    precision.map_or(1, |precision| precision.bits().div_ceil(8))
 }

@@ -17,12 +17,14 @@ pub(crate) struct Place {
     pub(crate) surface: u64,
     pub(crate) group: u64,
     pub(crate) notch: (u64, u64),
+    /// Distance of the pixels of a line, in bytes; lines lie apart in proportion.
+    pub(crate) pixel: u64,
     pub(crate) width: usize,
     pub(crate) height: usize,
     /// Atoms that a full group has in the data.
     pub(crate) atoms: usize,
-    /// Atoms of a group that are written.
-    pub(crate) emitted: usize,
+    /// Atoms of a group that are written in the first line, in those between, and in the last.
+    pub(crate) emitted: [usize; 3],
     /// Atoms of all groups together; the last group may be short.
     pub(crate) total_atoms: usize,
 }
@@ -31,33 +33,48 @@ impl Place {
     /// Reads the write DMA's registers. `atoms` is what a group has, `total_atoms` what all groups have.
     pub(crate) fn decode(view: View<'_>, dma_base: Iova, atoms: usize, total_atoms: usize) -> Self {
         let notch: dpu::DataCubeNotchAddr = view.get();
-        let size_e = view.get::<dpu::BsOwCfg>().size_e_0() as usize;
+        let ow: dpu::BsOwCfg = view.get();
+        let emitted =
+            [ow.size_e_0(), ow.size_e_1(), ow.size_e_2()].map(|size_e| (size_e as usize + 1).min(atoms));
         Self {
             base: u64::from(view.get::<dpu::DstBaseAddr>().dst_base_addr()) + u64::from(dma_base.0),
             surface: u64::from(view.get::<dpu::DstSurfStride>().dst_surf_stride()) * 16,
             group: u64::from(view.get::<dpu::SurfaceAdd>().surf_add()) * 16,
             notch: (u64::from(notch.notch_addr_0()), u64::from(notch.notch_addr_1())),
+            pixel: ATOM as u64,
             width: view.get::<dpu::DataCubeWidth>().width() as usize + 1,
             height: view.get::<dpu::DataCubeHeight>().height() as usize + 1,
             atoms,
-            emitted: (size_e + 1).min(atoms),
+            emitted,
             total_atoms,
         }
+    }
+
+    /// Depthwise int8 sums as int32 (`isa-notes.md` G-20).
+    pub(crate) fn with_double_pixels(self) -> Self {
+        Self { pixel: 2 * self.pixel, ..self }
+    }
+
+    /// The first pixel and the first four atoms (`isa-notes.md` G-13).
+    pub(crate) fn one_tile(self) -> Self {
+        Self { width: 1, height: 1, total_atoms: self.atoms.min(4), ..self }
     }
 
     /// First address, and the one behind the last.
     pub(crate) fn extent(&self) -> (u64, u64) {
         let last_group = self.groups().saturating_sub(1);
-        let last_pixel =
-            self.line(self.height - 1).max(self.line(self.height.min(2) - 1)) + (self.width as u64 - 1) * 16;
-        let atoms = self.emitted.max(1) as u64 - 1;
+        let last_pixel = self.line(self.height - 1).max(self.line(self.height.min(2) - 1))
+            + (self.width as u64 - 1) * self.pixel;
+        let atoms = self.widest().max(1) as u64 - 1;
         (self.base, self.base + last_group as u64 * self.group + atoms * self.surface + last_pixel + 16)
     }
 
     fn line(&self, h: usize) -> u64 {
         match h as u64 {
             0 => 0,
-            h => (self.width as u64 + self.notch.0 + (h - 1) * (self.width as u64 + self.notch.1)) * 16,
+            h => {
+                (self.width as u64 + self.notch.0 + (h - 1) * (self.width as u64 + self.notch.1)) * self.pixel
+            }
         }
     }
 
@@ -65,8 +82,23 @@ impl Place {
         self.total_atoms.div_ceil(self.atoms)
     }
 
-    fn emitted_of(&self, g: usize) -> usize {
-        self.emitted.min(self.total_atoms - g * self.atoms)
+    /// Atoms of group `g` that line `h` writes.
+    fn emitted_of(&self, g: usize, h: usize) -> usize {
+        let line = match h {
+            0 => 0,
+            h if h + 1 == self.height => 2,
+            _ => 1,
+        };
+        self.emitted[line].min(self.total_atoms - g * self.atoms)
+    }
+
+    /// The most atoms that a line writes of a group.
+    fn widest(&self) -> usize {
+        match self.height {
+            1 => self.emitted[0],
+            2 => self.emitted[0].max(self.emitted[2]),
+            _ => self.emitted.into_iter().max().unwrap_or(0),
+        }
     }
 }
 
@@ -135,24 +167,56 @@ pub(crate) fn write(
         for h in 0..place.height {
             for w in 0..place.width {
                 let pixel = h * place.width + w;
-                let at = place.base + place.line(h) + w as u64 * 16;
+                let at = place.base + place.line(h) + w as u64 * place.pixel;
                 for g in 0..place.groups() {
                     let from = (g * pixels + pixel) * group_bytes;
-                    let len = place.emitted_of(g) * ATOM;
+                    let len = place.emitted_of(g, h) * ATOM;
                     run.push(at + g as u64 * place.group, &data[from..from + len])?;
                 }
             }
         }
     } else {
         for g in 0..place.groups() {
-            for e in 0..place.emitted_of(g) {
+            for e in 0..place.widest() {
                 let at = place.base + g as u64 * place.group + e as u64 * place.surface;
-                for h in 0..place.height {
+                for h in (0..place.height).filter(|h| e < place.emitted_of(g, *h)) {
                     for w in 0..place.width {
                         let from = (g * pixels + h * place.width + w) * group_bytes + e * ATOM;
-                        run.push(at + place.line(h) + w as u64 * 16, &data[from..from + ATOM])?;
+                        run.push(at + place.line(h) + w as u64 * place.pixel, &data[from..from + ATOM])?;
                     }
                 }
+            }
+        }
+    }
+    run.flush()
+}
+
+/// int16 sums with TP_ORG_EN: transposed, saturated to 8 or 16 bits (`isa-notes.md` C.3). `data` are int32 of groups
+/// of 16 channels.
+pub(crate) fn write_transposed(
+    machine: &mut Machine<'_>,
+    site: Site,
+    view: View<'_>,
+    data: &[u8],
+    rows: usize,
+    channels: usize,
+) -> Result<(), Stop> {
+    let base = u64::from(view.get::<dpu::DstBaseAddr>().dst_base_addr()) + u64::from(machine.dma_base.0);
+    let wide = view.get::<dpu::WdmaSize0>().tp_precision() == 1;
+    let sums = data.as_chunks::<4>().0;
+    let mut run = Run { machine, site, view, start: 0, bytes: Vec::new() };
+    for n in 0..channels {
+        for m in 0..rows {
+            let sum =
+                sums.get((n / 16 * rows + m) * 16 + n % 16).map_or(0, |bytes| i32::from_le_bytes(*bytes));
+            let quad = n / 4;
+            let slot = (4 * m + quad % 4 + quad / 4 * 4 * rows + n % 4 * 16 * rows) as u64;
+            if wide {
+                let value = sum.clamp(i16::MIN.into(), i16::MAX.into()) as i16;
+                run.push(base + 2 * slot, &value.to_le_bytes())?;
+            } else {
+                let value = sum.clamp(i8::MIN.into(), i8::MAX.into()) as i8;
+                run.push(base + slot, &value.to_le_bytes())?;
             }
         }
     }

@@ -4,6 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use common::bench::*;
 use common::*;
 use ork_isa::{Block, Cmd, Iova, Link};
 use ork_sim::{Core, FloatSums, JobEnd, JobOutcome, PcJob, SimOptions};

@@ -2,101 +2,10 @@
 //! Stand-alone passes of the output stages (`isa-int4-sdp.md` §3) against plain formulas.
 mod common;
 
+use common::pass::*;
 use common::*;
 use half::f16;
-use ork_sim::{
-    AffineZero, Between, Core, JobEnd, LutBelow, Order, Overflow, ResetStages, Silicon, SimOptions,
-    StageShift,
-};
-
-const A: u32 = PROGRAM + 0x1_0000;
-const B: u32 = PROGRAM + 0x2_0000;
-const OUT: u32 = PROGRAM + 0x3_0000;
-
-/// The 69 registers of `isa-int4-sdp.md` §3.3 that matter here, column "int8 MUL", for `m` rows and `n` columns.
-fn int8_mul(m: u32, n: u32) -> Words {
-    vec![
-        (0x4004, 0xE),
-        (0x5004, 0xE),
-        (0x400C, 0x1E5),
-        (0x4010, 0),
-        (0x4014, 0),
-        (0x4020, OUT),
-        (0x4024, 16 * m),
-        (0x4030, m - 1),
-        (0x4034, 0),
-        (0x4038, 0),
-        (0x403C, (n - 1) << 16 | (n - 1)),
-        (0x4040, 0x2_0050),
-        (0x4044, 0),
-        (0x4048, 0),
-        (0x404C, 0),
-        (0x4050, 2),
-        (0x4054, 0),
-        (0x4058, n - 1),
-        (0x405C, m - 1),
-        (0x4060, 0x53),
-        (0x4064, 0),
-        (0x4068, 0),
-        (0x406C, 0),
-        (0x4070, 0x9040_02C4),
-        (0x4074, 0),
-        (0x4078, 1),
-        (0x407C, 0),
-        (0x4080, 0),
-        (0x4084, 0x4000),
-        (0x4088, 14),
-        (0x4090, 0),
-        (0x40C0, 16 * m),
-        (0x40C4, 0),
-        (0x4100, 0),
-        (0x4104, 0),
-        (0x4108, 0),
-        (0x410C, 0),
-        (0x4110, 0),
-        (0x4114, 0),
-        (0x4118, 0),
-        (0x411C, 0),
-        (0x4120, 0),
-        (0x4124, 0),
-        (0x4128, 0),
-        (0x412C, 0),
-        (0x500C, m - 1),
-        (0x5010, 0),
-        (0x5014, n - 1),
-        (0x5018, A),
-        (0x501C, 0),
-        (0x5020, 0),
-        (0x5028, 0),
-        (0x502C, 0),
-        (0x5034, 0x4000_0004),
-        (0x5038, B),
-        (0x5040, 16 * m),
-        (0x5044, 0x7801),
-        (0x5048, 0),
-        (0x504C, 0),
-        (0x5064, 0),
-        (0x5068, 0x0101_0101),
-        (0x506C, 0),
-    ]
-}
-
-fn bus() -> FlatBus {
-    FlatBus::new(PROGRAM, 0x5_0000)
-}
-
-fn fresh(silicon: Silicon) -> Core {
-    Core::new(0, &SimOptions { silicon, ..SimOptions::default() })
-}
-
-/// Runs a dense element-wise pass over bytes: every layout is the same flat one.
-fn bytes_pass(body: &[(u16, u32)], a: &[u8], b: &[u8], silicon: Silicon) -> (Vec<u8>, ork_sim::JobOutcome) {
-    let bus = bus();
-    bus.put(A, a);
-    bus.put(B, b);
-    let outcome = run_words(&mut fresh(silicon), &bus, body, 0x18);
-    (bus.get(OUT, a.len()), outcome)
-}
+use ork_sim::{JobEnd, Order, Overflow, ResetStages, Silicon, StageShift};
 
 #[test]
 fn int8_multiply() {
@@ -332,110 +241,6 @@ fn prelu_multiplies_negative_data_only() {
     }
 }
 
-/// Tables for the int8 lookup: entry i of the joined view holds `f(i)`.
-fn load_tables(body: &mut Words, f: impl Fn(usize) -> i16) {
-    let mut words = Words::new();
-    for table in 0..2u32 {
-        words.push((0x4100, 0x2_0000 | table << 16));
-        for i in 0..513 {
-            let value = f(table as usize * 513 + i);
-            words.push((0x4104, i32::from(value).cast_unsigned()));
-        }
-    }
-    // Behind S_POINTER, before the rest; the plain zeros of the body write nothing.
-    body.splice(2..2, words);
-}
-
-fn int8_lut() -> Words {
-    patched(
-        &int8_mul(8, 64),
-        &[
-            (0x4004, 0x30),
-            (0x5004, 0x30),
-            (0x4010, 0x2000),
-            (0x4040, 0x53),
-            (0x4060, 0x2_0040),
-            (0x4064, (-33_336i32).cast_unsigned()),
-            (0x4068, 0x411C_0800),
-            (0x4070, 0x302),
-            (0x4078, 1),
-            (0x4084, 1),
-            (0x4088, 0),
-            (0x4108, 0x68),
-            (0x410C, 0x5_0500),
-            (0x4110, 0xFFFF_C000),
-            (0x411C, 0x4000),
-            (0x4128, 0x4032_0000),
-            (0x412C, 0x1A0),
-            (0x5034, 1),
-            (0x5038, 0),
-            (0x5040, 0),
-        ],
-    )
-}
-
-#[test]
-fn int8_lookup_by_the_captured_index() {
-    // isa-int4-sdp.md §3.5 "Index test values": inputs -128, -1, 0, 2, 3, 127 fall to the entries below.
-    let inputs = [-128i8, -1, 0, 2, 3, 127];
-    let mut a = vec![0u8; 512];
-    for (byte, input) in a.iter_mut().zip(inputs) {
-        *byte = input.cast_unsigned();
-    }
-    // A ramp of the joined view, 3 per entry below and above the captured places.
-    for (base, expected) in [(247, 0), (505, 1), (507, 2), (513, 3), (515, 4), (513 + 254, 5)] {
-        let mut body = int8_lut();
-        load_tables(&mut body, |i| ((i as i64 - base) * 32).clamp(-3200, 3200) as i16);
-        let (got, outcome) = bytes_pass(&body, &a, &a, Silicon::default());
-        assert_clean(&outcome, 1);
-        // The rest in 32nds: 15, 28, 29, 0, 1, 10.
-        let rest = [15, 28, 29, 0, 1, 10][expected];
-        assert_eq!(got[expected].cast_signed(), rest, "input {}", inputs[expected]);
-    }
-}
-
-#[test]
-fn a_table_survives_jobs_but_not_a_reset() {
-    let a = vec![0u8; 512];
-    let bus = bus();
-    bus.put(A, &a);
-    let mut core = fresh(Silicon::default());
-    let mut body = int8_lut();
-    load_tables(&mut body, |_| 77);
-    assert_clean(&run_words(&mut core, &bus, &body, 0x18), 1);
-    assert!(bus.get(OUT, 512).iter().all(|byte| *byte == 77));
-    // Without loading: the same table.
-    bus.put(OUT, &[0; 512]);
-    assert_clean(&run_words(&mut core, &bus, &int8_lut(), 0x18), 1);
-    assert!(bus.get(OUT, 512).iter().all(|byte| *byte == 77));
-    core.reset();
-    assert_clean(&run_words(&mut core, &bus, &int8_lut(), 0x18), 1);
-    assert!(bus.get(OUT, 512).iter().all(|byte| *byte == 0));
-}
-
-#[test]
-fn a_table_loaded_by_another_task_of_an_alternating_chain_races() {
-    use ork_isa::Cmd;
-    let bus = bus();
-    let mut load = int8_lut();
-    load_tables(&mut load, |_| 7);
-    let chain = |pointer: u32| {
-        let first = patched(&load, &[(0x4004, pointer), (0x5004, pointer)]);
-        let second = patched(&int8_lut(), &[(0x4004, pointer), (0x5004, pointer), (0x4020, OUT + 0x1000)]);
-        let (mut bytes, amount) = assemble(&first, 0x18);
-        let (next, next_amount) = assemble(&second, 0x18);
-        let place = first.len() * 8;
-        bytes[place..place + 8].copy_from_slice(&Cmd::new(0x0101, 0x10, PROGRAM + 0x8000).0.to_le_bytes());
-        bytes[place + 8..place + 16]
-            .copy_from_slice(&Cmd::new(0x0101, 0x14, u32::from(next_amount)).0.to_le_bytes());
-        bus.put(PROGRAM, &bytes);
-        bus.put(PROGRAM + 0x8000, &next);
-        fresh(Silicon::default()).run(&bus, &job(amount, 2))
-    };
-    assert_clean(&chain(0x30), 2);
-    assert_wrong(&chain(0xE), "table-race");
-}
-
 #[test]
 fn readers_that_nobody_feeds_or_that_do_not_exist() {
     let a = vec![0u8; 512];
@@ -514,31 +319,6 @@ fn output_over_its_own_input_corrupts() {
             assert_eq!(bus.get(out, 512), a);
         }
     }
-}
-
-/// fp16 add, `isa-int4-sdp.md` §3.3.
-fn fp16(algo: u32, extra: Patch<'_>) -> Words {
-    let mut patch = vec![
-        (0x4010, 0x4800_0002),
-        (0x4040, 0x53),
-        (0x4070, 0x1080_02C0 | algo << 16),
-        (0x4084, 0x1_0001),
-        (0x4088, 0),
-        (0x5034, 0x4000_0008),
-        (0x5044, 0x1_7849),
-    ];
-    patch.extend_from_slice(extra);
-    patched(&int8_mul(4, 8), &patch)
-}
-
-fn halves(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect()
-}
-
-fn fp16_pass(body: &[(u16, u32)], a: f32, b: f32, silicon: Silicon) -> f32 {
-    let (got, outcome) = bytes_pass(body, &halves(&[a; 32]), &halves(&[b; 32]), silicon);
-    assert_clean(&outcome, 1);
-    f16::from_le_bytes([got[0], got[1]]).to_f32()
 }
 
 #[test]
@@ -629,62 +409,6 @@ fn stages_that_no_program_configures() {
     let zero = Silicon { reset_stages: ResetStages::Zero, ..Silicon::default() };
     let (got, outcome) = bytes_pass(&body, &a, &a, zero);
     assert!(outcome.end != JobEnd::Done || got != a, "an active maximum with 0, times 0");
-}
-
-/// fp16 lookup with a two-sided table of constant `entry`, affine converter.
-fn fp16_lut(offset: i32, minus_exp: u32, f: impl Fn(usize) -> i16) -> Words {
-    let mut body = fp16(
-        0,
-        &[
-            (0x4060, 0x2_0040),
-            (0x4064, 0x8000_0000),
-            (0x4068, u32::from(f16::from_f32(1024.0).to_bits()) << 16),
-            (0x4070, 0x302),
-            (0x4080, offset.cast_unsigned()),
-            (0x4088, 0x8000_0000 | minus_exp << 12),
-            (0x4108, 0x68),
-            (0x410C, 0x5_0500),
-            (0x4110, 0xFFFF_C000),
-            (0x411C, 0x4000),
-            (0x5034, 1),
-        ],
-    );
-    load_tables(&mut body, f);
-    body
-}
-
-#[test]
-fn the_converters_zero_by_variant() {
-    for (minus_exp, spike) in [(15, 4.0), (14, 8.0), (13, 16.0), (11, 64.0), (10, 128.0)] {
-        let body = fp16_lut(-100, minus_exp, |_| 100);
-        assert_eq!(fp16_pass(&body, 1.0, 0.0, Silicon::default()), spike);
-        let zero = Silicon { affine_zero: AffineZero::Zero, ..Silicon::default() };
-        assert_eq!(fp16_pass(&body, 1.0, 0.0, zero), 0.0);
-    }
-}
-
-#[test]
-fn between_entries_by_variant() {
-    // x = 0.0234375 -> index 24: three quarters from entry 513 (0) to 514 (10).
-    let body = fp16_lut(0, 0, |i| if i < 514 { 0 } else { 10 });
-    for (between, expected) in [(Between::Floor, 7.0), (Between::HalfUp, 8.0), (Between::NearestEntry, 10.0)]
-    {
-        let silicon = Silicon { lut_between: between, affine_zero: AffineZero::Zero, ..Silicon::default() };
-        assert_eq!(fp16_pass(&body, 24.0 / 1024.0, 0.0, silicon), expected, "{between:?}");
-    }
-}
-
-#[test]
-fn below_the_table_by_variant() {
-    // First entry 4, slope 1/4 per unit: 100 units below would be -21.
-    let body = patched(&fp16_lut(0, 0, |_| 4), &[(0x4120, 1), (0x4124, 2)]);
-    let x = -(16384.0 + 100.0) / 1024.0;
-    let x = f16::from_f32(x).to_f32();
-    let units = (x * 1024.0 + 16384.0) as i32;
-    let plain = Silicon { lut_below: LutBelow::Plain, affine_zero: AffineZero::Zero, ..Silicon::default() };
-    assert_eq!(fp16_pass(&body, x, 0.0, plain), (4 + (units >> 2)) as f32);
-    let bounded = Silicon { affine_zero: AffineZero::Zero, ..Silicon::default() };
-    assert_eq!(fp16_pass(&body, x, 0.0, bounded), 0.0);
 }
 
 #[test]

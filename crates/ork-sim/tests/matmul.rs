@@ -2,6 +2,7 @@
 //! int8 matmuls by both recipes against three loops.
 mod common;
 
+use common::bench::*;
 use common::*;
 use ork_isa::{Iova, Link};
 use ork_sim::{Core, SimOptions};
@@ -178,6 +179,38 @@ fn a_short_program_inherits_its_groups_registers() {
     let outcome = core().run(&bench.bus, &job(full_amount, 2));
     assert_hang(&outcome, "cna-unconfigured", 1);
     assert!(bench.right_rows()[8..].iter().all(|right| !right));
+}
+
+#[test]
+fn a_delta_job_depends_on_the_jobs_before_it() {
+    // isa-notes G-16, NS-32: on a fresh core and behind one complete job it leaves its output untouched, behind two or
+    // three it computes. Each program is a job of its own.
+    use ork_isa::regs::{cna, dpu, global};
+    for (complete, computes) in [(0, false), (1, false), (2, true), (3, true)] {
+        let bench = Bench::new(Matmul::new(Recipe::Two, 32, 96, 64), 15);
+        let mm = bench.mm;
+        let mut core = core();
+        let place = |index: u32| (mm.a + index * 8 * mm.k, mm.c + index * 8 * mm.n * 4);
+        for index in 0..complete {
+            let (a, c) = place(index);
+            let full = Matmul { m: 8, a, c, split: 0xB1, ..mm }.program(Link::Last, &[]);
+            bench.bus.put_program(PROGRAM, &full);
+            assert_clean(&core.run(&bench.bus, &job(full.fetch_amount(), 1)), 1);
+        }
+        let (a, c) = place(3);
+        let mut delta = ork_isa::ProgramBuilder::new();
+        delta.set(dpu::SPointer(0xE)).set(cna::FeatureDataAddr(a)).set(dpu::DstBaseAddr(c));
+        let delta = delta.finish(Link::Last, global::OperationEnable(0xD));
+        bench.bus.put_program(PROGRAM, &delta);
+        let outcome = core.run(&bench.bus, &job(delta.fetch_amount(), 1));
+        if computes {
+            assert_clean(&outcome, 1);
+        } else {
+            assert_hang(&outcome, "cna-unconfigured", 0);
+            assert!(bench.bus.get(c, 8 * 64 * 4).iter().all(|byte| *byte == 0), "untouched");
+        }
+        assert_eq!(bench.right_rows()[24..].iter().all(|right| *right), computes, "{complete} before");
+    }
 }
 
 #[test]

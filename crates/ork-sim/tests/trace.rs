@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "test inputs fit")]
 mod common;
 
+use common::bench::*;
 use common::*;
 use ork_isa::{Iova, Link};
 use ork_sim::{Core, JobEnd, JobStats, SimOptions};

@@ -9,7 +9,7 @@ pub(super) enum Token<'a> {
     Name(&'a str),
     /// Something that starts with a digit.
     Number(&'a str),
-    /// Text between double quotes.
+    /// Text between double quotes, without control characters, which could not be printed in one line.
     Text(&'a str),
     /// Any other character.
     Mark(char),
@@ -78,8 +78,10 @@ impl<'a> Line<'a> {
                 (Token::Name(&self.rest[..end]), end)
             }
             '"' => match self.rest[1..].find('"') {
-                Some(end) => (Token::Text(&self.rest[1..=end]), end + 2),
-                None => (Token::Mark('"'), 1),
+                Some(end) if !self.rest[1..=end].contains(char::is_control) => {
+                    (Token::Text(&self.rest[1..=end]), end + 2)
+                }
+                _ => (Token::Mark('"'), 1),
             },
             other => (Token::Mark(other), other.len_utf8()),
         }

@@ -8,7 +8,9 @@
 mod cbuf;
 mod chain;
 mod encoding;
+mod operand;
 mod output;
+mod quirks;
 mod table;
 
 use std::fmt;
@@ -152,6 +154,8 @@ pub fn lint(listing: &Listing) -> Vec<Finding> {
     for (index, task) in tasks.iter().enumerate() {
         cbuf::check(&mut context, index, task);
         output::check(&mut context, task, &extents(task));
+        operand::check(&mut context, task);
+        quirks::check(&mut context, index, task);
     }
     let mut findings = context.findings;
     findings.sort_by_key(|finding| finding.program);

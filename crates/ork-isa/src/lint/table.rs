@@ -70,6 +70,9 @@ lints! {
     NO_S_POINTER "no-s-pointer" Error
         "every program of an alternating chain writes the S_POINTER of the blocks that it starts"
         "isa.md §2.6, §13 row 19: otherwise it repeats the result of task 0";
+    ENABLE_MASK "enable-mask" Error
+        "op-enable starts blocks through which data can run from memory to memory"
+        "isa-notes G-27: a wrong mask hangs";
     CNA_UNCONFIGURED "cna-unconfigured" Warning
         "a program that starts CNA finds sizes in its register group"
         "isa-notes NS-32: a short program behind too few complete ones does nothing";
@@ -127,6 +130,9 @@ lints! {
     DATA_REUSE_STALE "data-reuse-stale" Error
         "DATA_REUSE finds the features that it names"
         "isa.md §10.7, §13 row 14: wrong";
+    SURFACE_STRIDE "surface-stride" Warning
+        "the surfaces of a feature cube neither overlap nor lie four lines apart where there are fewer"
+        "isa.md §5.1; isa-notes G-1: a stride clamped at 0 is wrong below four rows, an M / 4 rounded down between them";
     KERNEL_BYTES "kernel-bytes" Warning
         "the bytes of a kernel are taps × channels × element size"
         "isa.md §4.1";
@@ -136,6 +142,21 @@ lints! {
     OUTPUT_SIZE "output-size" Warning
         "CNA, CORE and DPU hold one output size"
         "isa.md §9.2";
+    WDMA_SIZE "wdma-size" Error
+        "behind the MAC array WDMA_SIZE_1 is the size of the output; int4 rows leave it 0"
+        "isa.md §7.1, §13 row 12: hangs";
+    INT4_ROWS "int4-rows" Error
+        "int4 rows that are neighbours have WDMA_SIZE_1 = 0 and LINE_STRIDE = K / 16"
+        "isa-int4-sdp.md §1.4, §1.5: otherwise rows above 0 are wrong, or fewer rows are computed";
+    OUTPUT_CODE "output-code" Error
+        "int8 sums go out as int8, int32, fp32, fp16, or as int16 with SIZE_E 3"
+        "isa.md §7.5, §13 row 22; isa-int4-sdp.md §2.2: others hang for about 61 s";
+    TF32_OUTPUT "tf32-output" Error
+        "the DPU has no precision 7"
+        "isa-notes C.1, G-12: nothing is written";
+    DEPTHWISE_INT32 "depthwise-int32" Error
+        "depthwise int8 sums go out as int8"
+        "isa-notes G-20: as int32 the pixels lie twice as far apart";
     FLYING_DISAGREES "flying-disagrees" Error
         "DPU and DPU_RDMA agree on where the main data come from"
         "isa-notes D.3";
@@ -145,6 +166,27 @@ lints! {
     MRDMA_OFF "mrdma-off" Error
         "flying mode takes its main data from MRDMA"
         "isa-notes D.3";
+    OPERAND_BEHIND_MAC "operand-behind-mac" Error
+        "behind the MAC array an EW operand from memory needs COMB_USE 5"
+        "isa-int4-sdp.md §4.5: hangs";
+    OPERAND_MODE "operand-mode" Error
+        "ERDMA reads an operand per channel (0) or per pixel (1)"
+        "isa-int4-sdp.md §3.3: modes 2 and 3 hang";
+    OPERAND_BROADCAST "operand-broadcast" Warning
+        "an EW operand of several surfaces has a surface stride"
+        "isa-notes G-18: with a stride of 0 the first surface is read for all";
+    OPERAND_NOTCH "operand-notch" Warning
+        "an EW operand behind fewer than 12 pixels has a notch of as many atoms"
+        "isa-notes G-18, NS-11: with the 12 of known programs surfaces 2 and up are misplaced";
+    OPERAND_WIDE "operand-wide" Error
+        "the EW adder takes integers of at most 16 bits from memory"
+        "isa-notes D.2, NS-15: 32-bit operands give garbage";
+    PER_CHANNEL_ADD "per-channel-add" Error
+        "an operand per channel is multiplied, not added"
+        "isa-int4-sdp.md §3.4: 69 to 99 % of the values are wrong";
+    INT16_CHAIN "int16-chain" Error
+        "an int16 pass with two operands and the BS adder on is the only task of its job"
+        "isa-int4-sdp.md §4.5, §6.2: hangs inside a chain";
     FP16_UNCONVERTED "fp16-unconverted" Error
         "fp16 output from the MAC array has FP32TOFP16_EN"
         "isa.md §13 row 20: hangs";
@@ -172,6 +214,12 @@ lints! {
     LUT_PING_PONG "lut-ping-pong" Warning
         "a table is loaded without ping-pong"
         "isa.md §13 row 30: races; recorded programs that load and use a table in one program work";
+    LUT_ZERO "lut-zero" Warning
+        "no table entry cancels the offset of the affine converter"
+        "isa-notes G-7, NS-5: a zero decodes to 2^(17 - MINUS_EXP)";
+    SMALL_POOL "small-pool" Error
+        "no pool reads a plane with a side below 4 that the pool before it wrote"
+        "isa-notes G-10: about half the channels are garbage; take the smallest factors first";
     POOL_PRECISION "pool-precision" Warning
         "pooling is fp16"
         "isa-notes E, G-11: other data are taken as fp16; vendor programs that only separate tasks do it (isa.md §9.7)";

@@ -79,6 +79,8 @@ pub struct Task {
     pub table_entries: usize,
     /// The last word that wrote one.
     pub table_place: Option<Place>,
+    /// The entries with the words that wrote them.
+    pub table: Vec<(Place, i16)>,
 }
 
 /// A block's two register groups.
@@ -111,7 +113,7 @@ pub fn tasks(programs: &[&[Cmd]]) -> Vec<Task> {
     let mut groups: HashMap<Block, Groups> = HashMap::new();
     let mut tasks = Vec::new();
     for (program, words) in programs.iter().enumerate() {
-        let (mut table_entries, mut table_place) = (0, None);
+        let (mut table_entries, mut table_place, mut table) = (0, None, Vec::new());
         for (index, cmd) in words.iter().enumerate() {
             let place = Place { program, word: index };
             match cmd.kind() {
@@ -126,6 +128,7 @@ pub fn tasks(programs: &[&[Cmd]]) -> Vec<Task> {
                     {
                         table_entries += 1;
                         table_place = Some(place);
+                        table.push((place, (value as u16).cast_signed()));
                     }
                 }
                 CmdKind::OpEnable { mask } => {
@@ -136,7 +139,14 @@ pub fn tasks(programs: &[&[Cmd]]) -> Vec<Task> {
                         registers.values.extend(own.map(|(key, value)| (*key, *value)));
                     }
                     let enable = regs::global::OperationEnable(mask);
-                    tasks.push(Task { place, enable, registers, table_entries, table_place });
+                    tasks.push(Task {
+                        place,
+                        enable,
+                        registers,
+                        table_entries,
+                        table_place,
+                        table: table.clone(),
+                    });
                     for (bit, block) in BY_MASK {
                         let group = groups.entry(block).or_default();
                         if mask & bit != 0 && group.alternating {
@@ -234,6 +244,7 @@ mod tests {
         ];
         let task = &tasks(&[&words])[0];
         assert_eq!((task.table_entries, task.table_place), (2, Some(Place { program: 0, word: 4 })));
+        assert_eq!(task.table.iter().map(|(_, value)| *value).collect::<Vec<_>>(), [2, 3]);
         assert!(task.starts(Block::Dpu) && task.starts(Block::DpuRdma) && !task.starts(Block::Cna));
     }
 }
