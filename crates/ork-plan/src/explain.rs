@@ -2,20 +2,30 @@
 use std::fmt;
 
 use ork_isa::soc::Soc;
+use serde::Serialize;
 
 use crate::cost::Modelled;
 use crate::decide::{Decision, decide_noting};
 use crate::laws::Violation;
+use crate::plan::microseconds;
 use crate::problem::{PlanOptions, Problem};
 use crate::rules;
 
 /// What a rule was asked about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Scope {
     /// The weight's K slices, which were chosen when it was packed.
     Weight,
+    /// The form of a pass.
+    Pass {
+        /// Rows of the pass.
+        rows: u32,
+    },
     /// The column split.
     Columns,
+    /// The order of a core's tiles.
+    Order,
     /// The row tiling of one kind of column segment and K slice.
     Rows {
         /// Rows of the pass.
@@ -28,7 +38,8 @@ pub enum Scope {
 }
 
 /// What became of a rule.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// It does not speak of this case.
     NotApplicable(&'static str),
@@ -37,13 +48,13 @@ pub enum Outcome {
     /// Its proposal breaks a law.
     Refused(Violation),
     /// Its proposal is legal; among several the least modelled time wins.
-    Legal(Modelled),
+    Legal(#[serde(serialize_with = "microseconds")] Modelled),
     /// Its proposal was taken without comparison.
     Taken,
 }
 
 /// One rule in one place.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Note {
     /// Name of the rule.
     pub rule: &'static str,
@@ -54,7 +65,7 @@ pub struct Note {
 }
 
 /// A decision with the reasons for it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
     /// What was decided.
     pub decision: Decision,
@@ -71,7 +82,9 @@ pub fn explain(problem: &Problem, soc: &Soc, options: &PlanOptions) -> Explanati
         if notes.iter().all(|note| note.rule != rule.name) {
             let scope = match rule.propose {
                 rules::Propose::KSlices { .. } => Scope::Weight,
+                rules::Propose::Forms { .. } => Scope::Pass { rows: problem.m },
                 rules::Propose::Columns { .. } => Scope::Columns,
+                rules::Propose::Order { .. } => Scope::Order,
                 rules::Propose::Rows { .. } => {
                     Scope::Rows { rows: problem.m, k: problem.weight.k(), n: problem.weight.n() }
                 }
@@ -91,7 +104,9 @@ impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Weight => f.write_str("weight"),
+            Self::Pass { rows } => write!(f, "pass of {rows} rows"),
             Self::Columns => f.write_str("columns"),
+            Self::Order => f.write_str("order of tiles"),
             Self::Rows { rows, k, n } => write!(f, "{rows} rows, K {k}, N {n}"),
         }
     }

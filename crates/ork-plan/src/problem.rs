@@ -24,7 +24,8 @@ pub struct PlanOptions {
     /// Cores to use at most; 0 means all of the chip. Default 0.
     pub cores: u8,
     /// Upper limit of the feature buffer and of the output buffer, each, in bytes. A matmul that needs more is done
-    /// in several passes of fewer rows. Default 64 MiB.
+    /// in several passes of fewer rows. The padding rows of cubes (up to 3, in the fold up to 35) come on top. Default
+    /// 64 MiB.
     pub scratch_bytes_max: u64,
     /// Names of rules that take the place of the default rules of their stage wherever they apply. Default empty.
     pub rules: Vec<String>,

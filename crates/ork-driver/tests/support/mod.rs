@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod precisions;
+
 use ork_device::{Board, Device, DeviceOptions, EmuOptions, Live};
 use ork_driver::{Driver, DriverOptions};
 use ork_testkit::{Case, compare, reference};
