@@ -5,13 +5,19 @@ pub(crate) mod precisions;
 
 use ork_device::{Board, Device, DeviceOptions, EmuOptions, Live};
 use ork_driver::{Driver, DriverOptions};
+use ork_plan::PlanOptions;
 use ork_testkit::{Case, compare, reference};
 
 /// A driver on an emulated board of its own.
 pub(crate) fn driver(cores: u8) -> (Driver, Board) {
+    driver_with(cores, PlanOptions::default())
+}
+
+/// A driver that plans in its own way.
+pub(crate) fn driver_with(cores: u8, plan: PlanOptions) -> (Driver, Board) {
     let board = Board::new(&EmuOptions::default());
     let device = Device::on_board(&board, &DeviceOptions { cores, ..DeviceOptions::default() }).unwrap();
-    (Driver::new(device, DriverOptions::default()).unwrap(), board)
+    (Driver::new(device, DriverOptions { plan }).unwrap(), board)
 }
 
 /// Asserts that nothing of a closed device stays in the emulated kernel.

@@ -8,13 +8,13 @@
 //! The order of the sums is not part of it: silicon's is not known (isa-notes NS-22).
 
 use half::{bf16, f16};
-use ork_driver::{Driver, Operands, Requantise, Values};
+use ork_driver::{Driver, DriverCounters, Operands, Requantise, Values};
 use ork_isa::soc::RK3588;
 use ork_layout::{Format, Int4};
-use ork_plan::{Product, weight_layout};
+use ork_plan::{PlanOptions, Product, weight_layout_with};
 use ork_testkit::{Boundaries, Case, Shape, Stream, compare, reference};
 
-use super::{assert_nothing_lives, driver};
+use super::{assert_nothing_lives, driver_with};
 
 /// Two roundings to fp32, each half a unit in the last place of 24 bits, and the sums in fp64: relative to the sum of the
 /// magnitudes of the products.
@@ -42,23 +42,36 @@ pub(crate) fn heads() -> Vec<Case> {
 
 /// Runs all cases on one core and on three, and fails with every case that differs.
 pub(crate) fn sweep(product: Product, cases: &[Case]) {
-    let drivers = [driver(1), driver(3)];
+    sweep_with(product, cases, &PlanOptions::default());
+}
+
+/// The same with plans of these options; returns what the driver with three cores did.
+pub(crate) fn sweep_with(product: Product, cases: &[Case], options: &PlanOptions) -> DriverCounters {
+    let drivers = [1, 3].map(|cores| driver_with(cores, options.clone()));
     let mut wrong = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         let devices: Vec<&Driver> = drivers.iter().map(|(driver, _)| driver).collect();
-        for (driver, message) in check(product, case, index, &devices) {
+        for (driver, message) in check(product, case, index, options, &devices) {
             wrong.push(format!("{product}, {} cores: {message}", devices[driver].device().cores()));
         }
     }
     assert!(wrong.is_empty(), "{} of {} runs differ:\n{}", wrong.len(), 2 * cases.len(), wrong.join("\n"));
+    let counters = drivers[1].0.counters();
     for (driver, board) in drivers {
         drop(driver);
         assert_nothing_lives(&board);
     }
+    counters
 }
 
 /// The drivers whose result differs from the reference, and how.
-fn check(product: Product, case: &Case, index: usize, drivers: &[&Driver]) -> Vec<(usize, String)> {
+fn check(
+    product: Product,
+    case: &Case,
+    index: usize,
+    options: &PlanOptions,
+    drivers: &[&Driver],
+) -> Vec<(usize, String)> {
     let shape = case.shape;
     let size = (shape.m as usize, shape.k as usize, shape.n as usize);
     let (mut a, mut b) = (case.feature_stream(), case.weight_stream());
@@ -98,7 +111,7 @@ fn check(product: Product, case: &Case, index: usize, drivers: &[&Driver]) -> Ve
                 // Sums of one sign, so that deep slices saturate.
                 a.iter_mut().chain(&mut b).for_each(|code| *code = (*code).abs().min(7));
             }
-            let layout = weight_layout(Format::INT4_INT16, shape.k, shape.n, &RK3588).unwrap();
+            let layout = weight_layout_with(Format::INT4_INT16, shape.k, shape.n, &RK3588, options).unwrap();
             let lens: Vec<u32> = layout.slices().iter().map(|slice| slice.len).collect();
             let want = reference::matmul_i4(&a, &b, shape, &lens);
             let codes = |codes: &[i8]| codes.iter().map(|code| Int4::new(*code).unwrap()).collect::<Vec<_>>();
