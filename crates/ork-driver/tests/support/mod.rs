@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod bench;
 pub(crate) mod precisions;
 
 use ork_device::{Board, Device, DeviceOptions, EmuOptions, Live};
