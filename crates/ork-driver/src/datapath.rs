@@ -15,21 +15,21 @@ impl DatapathGate {
     /// is told to.
     ///
     /// # Errors
-    /// [`DriverError::Datapath`]; the mode is unknown then, and the next change starts from there.
+    /// [`DriverError::Datapath`]; the next change tries again.
     pub(crate) fn enter(&mut self, device: &Device, datapath: Datapath) -> Result<Transition, DriverError> {
         let transition = self.state.transition(datapath);
         if transition == Transition::Reset
             && let Err(source) = device.reset()
         {
-            self.state = DatapathState::unknown();
+            self.state = self.state.after_failure();
             return Err(DriverError::Datapath { datapath, source });
         }
         self.state.enter(datapath);
         Ok(transition)
     }
 
-    /// Nothing is known of the NPU any more: a job failed.
-    pub(crate) fn forget(&mut self) {
-        self.state = DatapathState::unknown();
+    /// A job failed, after which the kernel may have reset the NPU.
+    pub(crate) fn failed(&mut self) {
+        self.state = self.state.after_failure();
     }
 }

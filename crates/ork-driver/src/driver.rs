@@ -378,8 +378,7 @@ impl Driver {
                 completed = submit();
                 spent.rewarmed += 1;
             }
-            // The kernel resets the NPU after a failure.
-            let completed = completed.inspect_err(|_| datapath.forget())?;
+            let completed = completed.inspect_err(|_| datapath.failed())?;
             spent.submit += start.elapsed();
             if let Some(finding) = completed.iter().flat_map(|done| done.findings()).next() {
                 return Err(DriverError::Objection {

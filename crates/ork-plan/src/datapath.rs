@@ -96,6 +96,13 @@ impl DatapathState {
         }
     }
 
+    /// What is known after a job or a reset failed: the kernel may have reset the NPU or not, so nothing is warm, and what
+    /// int4 left may still be there.
+    #[must_use]
+    pub const fn after_failure(self) -> Self {
+        Self { mode: None, float_warm: false, ..self }
+    }
+
     /// Notes that the transition was carried out and programs of `next` are about to run.
     pub fn enter(&mut self, next: Datapath) {
         let kept = self.transition(next) != Transition::Reset;
@@ -143,5 +150,16 @@ mod tests {
         assert_eq!(through(&[Int4, Float, Int8, Float, Int4]), [Reset, Rewarm, Reset, Rewarm, Reset]);
         assert_eq!(through(&[Int4, Int16, Int8, Int16]), [Reset, Free, Reset, Free]);
         assert_eq!(Reset.modelled().us, 105_000.0);
+    }
+
+    #[test]
+    fn a_failure_forgets_what_is_warm_and_not_what_is_dirty() {
+        let mut state = DatapathState::unknown();
+        state.enter(Datapath::Float);
+        assert_eq!(state.after_failure().transition(Datapath::Float), Transition::Rewarm);
+        assert_eq!(state.after_failure().transition(Datapath::Int8), Transition::Free);
+        state.enter(Datapath::Int4);
+        assert_eq!(state.after_failure().transition(Datapath::Int8), Transition::Reset);
+        assert_eq!(state.after_failure().transition(Datapath::Int4), Transition::Reset);
     }
 }
