@@ -2,13 +2,15 @@
 use std::fmt;
 
 use ork_isa::soc::Soc;
+use ork_layout::LayoutError;
 use serde::Serialize;
 
 use crate::cost::Modelled;
 use crate::decide::{Decision, decide_noting};
 use crate::laws::Violation;
 use crate::plan::microseconds;
-use crate::problem::{PlanOptions, Problem};
+use crate::problem::{PlanOptions, Problem, slicing_notes, weight_layout_with};
+use crate::product::{HostWork, Lowered, Product};
 use crate::rules;
 
 /// What a rule was asked about.
@@ -73,6 +75,45 @@ pub struct Explanation {
     pub notes: Vec<Note>,
 }
 
+/// A product with how it is brought down to one matmul of the NPU, and that matmul explained.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProductExplanation {
+    /// What was asked for.
+    pub product: Product,
+    /// Rows of the product.
+    pub m: u32,
+    /// Channels.
+    pub k: u32,
+    /// Columns of the product.
+    pub n: u32,
+    /// What of it the NPU computes, and what the host.
+    pub lowered: Lowered,
+    /// The NPU's part.
+    #[serde(flatten)]
+    pub explanation: Explanation,
+}
+
+/// Explains a whole product: everything that `ork plan --explain` prints.
+///
+/// # Errors
+/// [`LayoutError`] when the weight is empty or too large to describe.
+pub fn explain_product(
+    product: Product,
+    (m, k, n): (u32, u32, u32),
+    soc: &Soc,
+    options: &PlanOptions,
+) -> Result<ProductExplanation, LayoutError> {
+    let lowered = product.lower(k);
+    let weight = weight_layout_with(lowered.format, k, n.saturating_mul(lowered.columns), soc, options)?;
+    let problem = Problem { m: m.saturating_mul(lowered.rows), weight };
+    let mut explanation = explain(&problem, soc, options);
+    let mut notes = slicing_notes(lowered.format, k, options)?;
+    explanation.notes.retain(|note| notes.iter().all(|own| own.rule != note.rule));
+    notes.append(&mut explanation.notes);
+    explanation.notes = notes;
+    Ok(ProductExplanation { product, m, k, n, lowered, explanation })
+}
+
 /// Decides as [`crate::decide`] does, and says for every rule why it was used or not.
 #[must_use]
 pub fn explain(problem: &Problem, soc: &Soc, options: &PlanOptions) -> Explanation {
@@ -126,14 +167,52 @@ impl fmt::Display for Outcome {
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for note in &self.notes {
-            let idea = rules::find(note.rule).map_or("", |rule| rule.idea);
-            writeln!(f, "{:<20} {:<26} {}", note.rule, note.scope.to_string(), note.outcome)?;
-            writeln!(f, "{:<20} {idea}", "")?;
-        }
         match &self.decision {
-            Decision::Accept(plan) => write!(f, "{plan}"),
-            Decision::Decline(decline) => writeln!(f, "{decline}"),
+            Decision::Accept(plan) => {
+                write!(f, "{plan}")?;
+                let weight = self.notes.iter().filter(|note| note.scope == Scope::Weight);
+                let cut = weight.filter(|note| note.outcome == Outcome::Taken).map(|note| note.rule);
+                for rule in cut.chain(plan.rules()).filter_map(rules::find) {
+                    writeln!(f, "  {:<20} {}", rule.name, rule.idea)?;
+                }
+            }
+            Decision::Decline(decline) => writeln!(f, "{decline}")?,
         }
+        writeln!(f, "rules, in the order in which they were considered:")?;
+        let mut said = Vec::new();
+        for note in self.notes.iter().filter(|note| !matches!(note.outcome, Outcome::NotAsked(_))) {
+            let line = format!("  {:<20} {:<26} {}", note.rule, note.scope.to_string(), note.outcome);
+            // The same question comes back for each form and pass.
+            if !said.contains(&line) {
+                writeln!(f, "{line}")?;
+                said.push(line);
+            }
+        }
+        writeln!(f, "rules that were not asked:")?;
+        for note in &self.notes {
+            if let Outcome::NotAsked(reason) = note.outcome {
+                let idea = rules::find(note.rule).map_or("", |rule| rule.idea);
+                writeln!(f, "  {:<20} {reason}: {idea}", note.rule)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ProductExplanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { product, m, k, n, lowered, explanation } = self;
+        writeln!(f, "product {m}x{k}x{n} {product}")?;
+        if (lowered.rows, lowered.columns) != (1, 1) {
+            writeln!(
+                f,
+                "as one matmul of {} times the rows and {} times the columns",
+                lowered.rows, lowered.columns
+            )?;
+        }
+        if lowered.host != HostWork::Nothing {
+            writeln!(f, "then the host {}", lowered.host)?;
+        }
+        write!(f, "{explanation}")
     }
 }

@@ -32,7 +32,7 @@ mod tiling;
 pub use cost::Modelled;
 pub use datapath::{Datapath, DatapathState, Transition};
 pub use decide::{Decision, Decline, Reason, decide};
-pub use explain::{Explanation, Note, Outcome, Scope, explain};
+pub use explain::{Explanation, Note, Outcome, ProductExplanation, Scope, explain, explain_product};
 pub use form::{Form, LINES_PER_INT4_ROW, Reuse};
 pub use laws::{BankSplit, Geometry, Violation};
 pub use plan::{
