@@ -121,6 +121,15 @@ fn operands_that_do_not_fit_are_refused_with_numbers() {
 }
 
 #[test]
+fn sums_beyond_32_bits_come_in_64() {
+    let (driver, _board) = support::driver(3);
+    let k = 140_000;
+    let ones = vec![i8::MIN; 2 * k];
+    let values = driver.product(1, k, 2, &Operands::Int8 { a: &ones[..k], b: &ones }).unwrap();
+    assert_eq!(values, Values::I64(vec![(k as i64) << 14; 2]));
+}
+
+#[test]
 fn what_the_host_rounds_is_what_the_npu_would_round() {
     let (driver, _board) = support::driver(3);
     let by = Requantise { multiplier: 77, shift: 14, offset: -3 };

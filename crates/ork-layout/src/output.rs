@@ -221,6 +221,35 @@ impl OutputLayout {
         }
     }
 
+    /// The byte ranges that a program writes which computes the rows from `m0` on of a segment and K slice, padding columns
+    /// included, in no particular order. Rows beyond M are those of a cube's padding. What lies between the ranges keeps
+    /// its contents: in int4 batches that is three quarters of the surface.
+    ///
+    /// # Panics
+    /// If the segment or the slice does not exist, or a row is neither one of M nor of a surface.
+    pub fn written(
+        &self,
+        segment: usize,
+        k_slice: u32,
+        m0: u32,
+        rows: u32,
+    ) -> impl Iterator<Item = Range<u64>> + '_ {
+        let surface_rows = match self.form {
+            OutputForm::Cube { surface_rows } => surface_rows,
+            OutputForm::Rows | OutputForm::Batches { .. } => self.rows,
+        };
+        assert!(m0 + rows <= surface_rows, "rows {m0} to {} of {surface_rows}", m0 + rows);
+        let (start, cols, run) =
+            (self.surface(segment, k_slice).start, self.segments[segment].cols, self.run(segment));
+        let bytes = u64::from(run) * u64::from(self.format.output_bytes());
+        (m0..m0 + rows).flat_map(move |m| {
+            (0..cols).step_by(run as usize).map(move |column| {
+                let at = start + self.in_surface(segment, k_slice, m, column);
+                at..at + bytes
+            })
+        })
+    }
+
     /// Columns that follow each other in memory, counted from a multiple of itself in the segment.
     fn run(&self, segment: usize) -> u32 {
         match &self.form {

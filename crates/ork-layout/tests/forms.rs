@@ -249,9 +249,22 @@ proptest! {
     }
 }
 
-/// The pieces of a row give exactly its elements, in every slice.
+/// The pieces of a row give exactly its elements, in every slice; and what a program of all rows writes is exactly the
+/// elements of all columns.
 fn check_pieces(layout: &OutputLayout) {
     let element = u64::from(layout.format().output_bytes());
+    for (index, segment) in layout.segments().iter().enumerate() {
+        for slice in 0..layout.k_slices() {
+            let written: BTreeSet<u64> = layout.written(index, slice, 0, layout.rows()).flatten().collect();
+            let cells = (0..layout.rows()).flat_map(|m| {
+                (segment.n0..segment.n0 + segment.cols).flat_map(move |n| {
+                    let at = layout.offset(m, n, slice);
+                    at..at + element
+                })
+            });
+            assert_eq!(written, cells.collect());
+        }
+    }
     for m in 0..layout.rows() {
         let mut next = 0;
         for piece in layout.row_pieces(m) {

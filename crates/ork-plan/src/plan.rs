@@ -131,6 +131,16 @@ impl PassShape {
     }
 }
 
+impl PassShape {
+    /// The byte ranges of `C` that the programs of a core write, in no particular order: the cells that a driver can seed
+    /// and watch. Everything else of the output buffer keeps its contents.
+    pub fn written(&self, core: u8) -> impl Iterator<Item = std::ops::Range<u64>> + '_ {
+        let programs = self.chain(core).into_iter().flat_map(|chain| &chain.programs);
+        programs
+            .flat_map(|tile| self.outputs.written(tile.segment as usize, tile.k_slice, tile.m0, tile.rows))
+    }
+}
+
 /// One round of: write `A`, submit, wait, read `C`.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass<'a> {

@@ -13,6 +13,9 @@ use ork_plan::{BankSplit, Form, PROGRAM_BODY_WORDS, Reuse, program_pitch_bytes};
 use ork_synth::{MatmulTask, OutputStage, ProgramSet, matmul_program};
 use ork_testkit::Stream;
 
+/// Fill of an output buffer.
+const UNTOUCHED: u8 = 0x5B;
+
 /// What became of a chain.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Outcome {
@@ -98,8 +101,8 @@ impl Bench {
             weight.pack_channel(n as u32, &as_elements(channel), b_buffer.host_mut());
         }
         let mut c_buffer = device.alloc(Purpose::Data, outputs.bytes()).unwrap();
-        // What is never written must not look right.
-        c_buffer.host_mut().fill(0x5B);
+        // What is never written must not look right, and must stay.
+        c_buffer.host_mut().fill(UNTOUCHED);
         let pitch = program_pitch_bytes(self.format);
         let mut regcmd = device.alloc(Purpose::Regcmd, self.tiles.len() as u64 * pitch).unwrap();
         let mut tasks = Vec::new();
@@ -145,6 +148,9 @@ impl Bench {
                 let said: Vec<String> = done.findings().iter().map(ToString::to_string).collect();
                 let bytes = c_buffer.fetch(0..outputs.bytes(), &done).unwrap();
                 let wrong = self.wrong(&a, &b, &outputs, bytes);
+                if self.claims.is_none() && self.patches.is_empty() {
+                    self.check_untouched(&outputs, bytes);
+                }
                 match wrong {
                     0 if said.is_empty() => Outcome::Exact,
                     0 => panic!("right values, and yet the simulator objects: {said:?}"),
@@ -183,6 +189,18 @@ impl Bench {
             FeatureLayout::in_form(weight, self.m, features),
             OutputLayout::in_form(self.format, self.m, n, 1, segments, outputs),
         )
+    }
+
+    /// What the layout says that no program writes is as it was.
+    fn check_untouched(&self, outputs: &OutputLayout, bytes: &[u8]) {
+        let mut written = vec![false; bytes.len()];
+        for tile in &self.tiles {
+            for range in outputs.written(tile.segment, 0, tile.m0, tile.rows) {
+                written[range.start as usize..range.end as usize].fill(true);
+            }
+        }
+        let touched = bytes.iter().zip(&written).filter(|(byte, written)| !**written && **byte != UNTOUCHED);
+        assert_eq!(touched.count(), 0, "{self:?} writes beyond its cells");
     }
 
     /// Elements that differ from the plain product.
