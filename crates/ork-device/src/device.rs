@@ -238,6 +238,16 @@ impl Device {
         DmaBuffer::allocate(&self.shared, domain, purpose, len)
     }
 
+    /// Soft-resets the NPU: about 100 ms, in which jobs of every program that uses it fail. All cores forget their
+    /// registers, tables and convolution buffers.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn reset(&self) -> Result<(), DeviceError> {
+        let doing = || "resetting the NPU".to_owned();
+        self.shared.npu.reset().map_err(|source| DeviceError::Call { doing: doing(), source })
+    }
+
     /// Runs a chain of programs on one core and waits for it, at most the time limit. Several threads may do so at
     /// once; jobs of one core follow each other.
     ///

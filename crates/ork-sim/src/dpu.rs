@@ -90,11 +90,15 @@ pub(crate) fn finish(
     if form == (Form::Stream { rows_wrong: true }) {
         poison.from_line = Some(poison.from_line.unwrap_or(1).min(1));
     }
-    if let Some(finding) = in_place(site, view, place, machine.dma_base, operands) {
+    let extent = match form {
+        Form::Stream { .. } => wdma::stream_extent(view, machine.dma_base, pixels, groups, row_bytes),
+        _ => place.extent(),
+    };
+    if let Some(finding) = in_place(site, view, extent, machine.dma_base, operands) {
         machine.diagnoses.push(finding);
         poison.all = true;
     }
-    if let Some(finding) = over_input(site, view, place, &machine.inputs) {
+    if let Some(finding) = over_input(site, view, extent, &machine.inputs) {
         machine.diagnoses.push(finding);
     }
     if let Some(finding) = raced.filter(|_| stages.uses_table()) {

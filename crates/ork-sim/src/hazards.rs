@@ -9,17 +9,15 @@ use crate::diagnosis::{Category, Effect, Finding, Origin, Site, Stop, rule, unmo
 use crate::dpu_rdma::Operands;
 use crate::regs::View;
 use crate::stages::Stages;
-use crate::wdma::Place;
 
 /// Output over memory that a reader of the same task still reads (`isa-notes.md` G-18).
 pub(crate) fn in_place(
     site: Site,
     view: View<'_>,
-    place: Place,
+    (start, end): (u64, u64),
     dma_base: Iova,
     operands: &Operands,
 ) -> Option<Diagnosis> {
-    let (start, end) = place.extent();
     let base = u64::from(dma_base.0);
     let (reader, from, to) =
         operands.ranges.iter().find(|(_, from, to)| from + base < end && start < to + base)?;
@@ -39,10 +37,9 @@ pub(crate) fn in_place(
 pub(crate) fn over_input(
     site: Site,
     view: View<'_>,
-    place: Place,
+    (start, end): (u64, u64),
     inputs: &[(&'static str, u64, u64)],
 ) -> Option<Diagnosis> {
-    let (start, end) = place.extent();
     let (reader, from, to) = inputs.iter().find(|(_, from, to)| *from < end && start < *to)?;
     Some(site.finding(Finding {
         category: Category::Hazard,

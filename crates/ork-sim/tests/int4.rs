@@ -69,6 +69,10 @@ fn int4_rows_in_stream_order() {
         // Three quarters of the slot are never written.
         let written = raw.chunks_exact(128).filter(|block| block.iter().any(|byte| *byte != 0)).count();
         assert_eq!(written, rows * n / 64);
+        // A slot that ends where an operand begins touches nothing of it, whatever the notch says.
+        let mut below = patch.to_vec();
+        below.push((0x4020, A - (4 * rows * n * 2) as u32));
+        assert_clean(&case.run(&SimOptions::default(), &below), 1);
         // With a write size rows above 0 are wrong (§1.4); with another line stride other lines are read (§1.5).
         let read = |raw: &[u8], row: usize, col: usize| {
             Out::Int16.load(raw, 64 * (4 * row + 4 * rows * (col / 64)) + col % 64)
