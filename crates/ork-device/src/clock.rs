@@ -15,6 +15,9 @@ pub trait Clock: Send + Sync + fmt::Debug {
     /// Lets about so much time pass.
     fn pause(&self, time: Duration);
 
+    /// So much time passed in a wait of the kernel; for clocks that only their pauses move.
+    fn waited(&self, _time: Duration) {}
+
     /// Whether time stands still: the device does something whose time this clock does not measure. No wait runs out
     /// meanwhile.
     fn stands(&self) -> bool {
@@ -76,6 +79,12 @@ impl Clock for BoardClock {
         // What arrives late on the board arrives late on the host.
         std::thread::sleep(time);
         self.paused_ns.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    fn waited(&self, time: Duration) {
+        if !self.board.is_computing() {
+            self.paused_ns.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        }
     }
 
     fn stands(&self) -> bool {

@@ -2,7 +2,8 @@
 //! A round in flight: from the seed to the proof, with what is tried when there is none.
 
 use std::ops::Range;
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use ork_drm::Errno;
 use ork_emu::Finding;
@@ -68,6 +69,13 @@ enum Attempt {
     Incomplete,
     /// The window passed.
     Silent,
+}
+
+/// Whether an output was looked at, and found incomplete, since the kernel spoke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Looked {
+    Already,
+    NotYet,
 }
 
 /// A round on its way.
@@ -285,7 +293,7 @@ impl<'a> Flight<'a> {
                 return Ok(Some(self.arrived(index)));
             }
             if word == Word::Ended {
-                let complete = self.wait_for_late_lines(index)?;
+                let complete = self.wait_for_late_lines(index, Looked::Already)?;
                 let attempt = if complete { self.arrived(index) } else { Attempt::Incomplete };
                 self.lanes[index].airborne = false;
                 return Ok(Some(attempt));
@@ -308,34 +316,43 @@ impl<'a> Flight<'a> {
 
     /// What the kernel knows of a chain, after making its output readable.
     fn ask_kernel(&mut self, index: usize, limit: Duration) -> Result<Word, SubmitError> {
-        let limit = limit.min(KERNEL_WAIT_MAX);
         let device = self.device;
-        let fetching = buffer("fetching results");
-        let mut word = Word::Silent;
-        if let Some(Fence(fd)) = self.lanes[index].fence {
-            word = match device.shared.files.wait(fd, limit) {
-                Ok(true) => {
-                    device.shared.files.close(fd);
-                    self.lanes[index].fence = None;
-                    Word::Ended
-                }
-                Ok(false) | Err(Errno::EINTR | Errno::EAGAIN) => Word::Busy,
-                Err(source) => return Err(self.refused(index, KernelError::File { doing: "cannot wait for a fence", source })),
-            };
+        let called = Instant::now();
+        let (word, bytes) = self.wait_in_kernel(index, limit.min(KERNEL_WAIT_MAX))?;
+        if word == Word::Busy {
+            device.shared.clock.waited(called.elapsed());
         }
-        let Some(object) = self.output.object() else { return Err(fetching(DeviceError::Pooled)) };
-        // SAFETY: the output keeps its object alive.
-        let (own, bytes) = unsafe { device.shared.kernel.wait(object, limit) }
-            .map_err(|source| self.refused(index, source))?;
         if bytes != 0 {
             self.output.count_reload(self.live.end - self.live.start, bytes);
-            return Ok(own);
-        }
-        if self.lanes[index].seed.is_some() {
+        } else if self.lanes[index].seed.is_some() {
             let range = self.missing_range(index);
-            self.output.reload(range).map_err(fetching)?;
+            self.output.reload(range).map_err(buffer("fetching results"))?;
         }
         Ok(word)
+    }
+
+    /// Waits where the kernel can; gives the bytes that became readable by that.
+    fn wait_in_kernel(&mut self, index: usize, limit: Duration) -> Result<(Word, u64), SubmitError> {
+        let device = self.device;
+        let Some(Fence(fd)) = self.lanes[index].fence else {
+            let Some(object) = self.output.object() else {
+                return Err(buffer("waiting for its writers")(DeviceError::Pooled));
+            };
+            // SAFETY: the output keeps its object alive.
+            let waited = unsafe { device.shared.kernel.wait(object, limit) };
+            return waited.map_err(|source| self.refused(index, source));
+        };
+        match device.shared.files.wait(fd, limit) {
+            Ok(true) => {
+                device.shared.files.close(fd);
+                self.lanes[index].fence = None;
+                Ok((Word::Ended, 0))
+            }
+            Ok(false) | Err(Errno::EINTR | Errno::EAGAIN) => Ok((Word::Busy, 0)),
+            Err(source) => {
+                Err(self.refused(index, KernelError::File { doing: "cannot wait for a fence", source }))
+            }
+        }
     }
 
     fn refused(&self, index: usize, source: KernelError) -> SubmitError {
@@ -398,10 +415,10 @@ impl<'a> Flight<'a> {
     }
 
     /// Looks until all is there, a bounded time.
-    fn wait_for_late_lines(&mut self, index: usize) -> Result<bool, SubmitError> {
+    fn wait_for_late_lines(&mut self, index: usize, looked: Looked) -> Result<bool, SubmitError> {
         let deadline = self.now() + self.device.limits.late;
         let mut pause = PAUSE_MIN;
-        let mut late = false;
+        let mut late = looked == Looked::Already;
         loop {
             let over = self.now() >= deadline;
             let range = self.missing_range(index);
@@ -427,7 +444,7 @@ impl<'a> Flight<'a> {
         match said {
             Ok(Ended::Done { tasks: done, ns }) if done == tasks => {
                 self.lanes[index].ns = Some(ns);
-                let proven = self.lanes[index].seed.is_none() || self.wait_for_late_lines(index)?;
+                let proven = self.lanes[index].seed.is_none() || self.wait_for_late_lines(index, Looked::NotYet)?;
                 Ok(if proven { Attempt::Proven } else { Attempt::Incomplete })
             }
             other => Ok(Attempt::Failed(other)),
@@ -449,6 +466,7 @@ impl<'a> Flight<'a> {
     }
 
     fn settle(&mut self, index: usize, mut attempt: Attempt) -> Result<(), SubmitError> {
+        let mut fresh = true;
         loop {
             let trouble = match &attempt {
                 Attempt::Proven => {
@@ -461,15 +479,16 @@ impl<'a> Flight<'a> {
                     Err(error) if is_transient(error) => Trouble::Refused,
                     Ok(Ended::Unmodelled) | Err(_) => return Err(self.error(index, attempt)),
                 },
-                Attempt::Incomplete => self.incomplete(index),
-                Attempt::Silent => Trouble::Missed,
+                Attempt::Incomplete => self.trouble(index, Trouble::Incomplete),
+                Attempt::Silent => self.trouble(index, Trouble::Missed),
             };
             self.collect_findings(index);
             match trouble {
                 Trouble::TimedOut => self.note(index, EventKind::TimedOut),
                 Trouble::Refused => self.note(index, EventKind::Refused),
-                Trouble::Missed => self.note(index, EventKind::Missed),
-                Trouble::Incomplete | Trouble::SeedValue => {}
+                // Reading again is no other attempt.
+                Trouble::Missed if fresh => self.note(index, EventKind::Missed),
+                Trouble::Missed | Trouble::Incomplete | Trouble::SeedValue => {}
             }
             let device = self.device;
             let lane = &mut self.lanes[index];
@@ -494,10 +513,11 @@ impl<'a> Flight<'a> {
             let step = if spent { Step::GiveUp } else { lane.ladder.step(trouble, means) };
             if step == Step::GiveUp || step.is_recovery() && !device.may_recover {
                 if device.may_recover {
-                    self.note(index, EventKind::GaveUp);
+                    self.give_up(index);
                 }
                 return Err(self.error(index, attempt));
             }
+            fresh = step != Step::Reread;
             attempt = self.climb(index, step, trouble)?;
         }
     }
@@ -508,9 +528,18 @@ impl<'a> Flight<'a> {
         match step {
             Step::Reread => {
                 self.note(index, EventKind::Reread);
-                return Ok(if self.wait_for_late_lines(index)? { Attempt::Proven } else { Attempt::Incomplete });
+                let complete = self.wait_for_late_lines(index, Looked::NotYet)?;
+                return Ok(match (complete, self.lanes[index].airborne) {
+                    (true, _) => Attempt::Proven,
+                    (false, true) => Attempt::Silent,
+                    (false, false) => Attempt::Incomplete,
+                });
             }
-            Step::SecondSeed => self.note(index, EventKind::SecondSeed),
+            Step::SecondSeed => {
+                self.note(index, EventKind::SecondSeed);
+                // Every program wrote something: the job has ended, and nothing is left to be reaped.
+                self.lanes[index].airborne = false;
+            }
             Step::Resubmit if trouble == Trouble::Refused => device.shared.clock.pause(REFUSED_PAUSE),
             Step::Reset => {
                 // What it cannot do, the next attempt will show.
@@ -520,7 +549,7 @@ impl<'a> Flight<'a> {
             }
             Step::Retire => {
                 let old = self.lanes[index].core;
-                device.retired[usize::from(old)].store(true, std::sync::atomic::Ordering::Relaxed);
+                device.retired[usize::from(old)].store(true, Relaxed);
                 self.note(index, EventKind::CoreRetired);
                 tracing::warn!(core = old, "core given up: nothing completes on it");
                 self.lanes[index].core = device.core_for(old);
@@ -599,16 +628,26 @@ impl<'a> Flight<'a> {
         self.after_word(index, said)
     }
 
-    /// Whether an incomplete output may be complete.
-    fn incomplete(&self, index: usize) -> Trouble {
+    /// Leaves a chain to the kernel.
+    fn give_up(&mut self, index: usize) {
+        self.note(index, EventKind::GaveUp);
+        let lane = &mut self.lanes[index];
+        if std::mem::take(&mut lane.airborne) && self.device.features().has(Feature::CoreChoice) {
+            // Whatever is queued behind it waits for ever.
+            self.device.retired[usize::from(lane.core)].store(true, Relaxed);
+        }
+    }
+
+    /// What is wrong with an incomplete output; it may be complete, with results that have the seed's value.
+    fn trouble(&self, index: usize, otherwise: Trouble) -> Trouble {
         let lane = &self.lanes[index];
-        let (Some(seed), Missing::From(_)) = (lane.seed, &lane.missing) else { return Trouble::Incomplete };
+        let (Some(seed), Missing::From(_)) = (lane.seed, &lane.missing) else { return otherwise };
         let bytes = self.output.host();
         let ran = |cells| Census::of(cells, seed, bytes).verdict(seed.reach()) != Verdict::Untouched;
         if seed.reach() == Reach::InBand && lane.chain.writes.iter().all(ran) {
             Trouble::SeedValue
         } else {
-            Trouble::Incomplete
+            otherwise
         }
     }
 
@@ -678,10 +717,7 @@ impl Drop for Flight<'_> {
                 }
             };
             if !ended {
-                self.note(index, EventKind::GaveUp);
-                let core = usize::from(self.lanes[index].core);
-                // Whatever is queued behind it waits for ever.
-                self.device.retired[core].store(true, std::sync::atomic::Ordering::Relaxed);
+                self.give_up(index);
             }
             if let Some(Fence(fd)) = self.lanes[index].fence.take() {
                 self.device.shared.files.close(fd);

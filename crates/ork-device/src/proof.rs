@@ -158,6 +158,21 @@ impl Seed {
         Self { word: 0x8181_8181, element_bytes, reach: Reach::InBand }
     }
 
+    /// A seed of this value, for elements of `element_bytes` (1, 2 or 4) of which nothing is known. The value is
+    /// the low bytes of `word`, repeated.
+    ///
+    /// # Panics
+    /// For another number of bytes.
+    #[must_use]
+    pub fn in_band_of(element_bytes: u8, word: u32) -> Self {
+        let word = match element_bytes {
+            1 => (word & 0xFF) * 0x0101_0101,
+            2 => (word & 0xFFFF) * 0x0001_0001,
+            _ => word,
+        };
+        Self { word, ..Self::in_band(element_bytes) }
+    }
+
     /// Whether results can have its value.
     #[must_use]
     pub fn reach(&self) -> Reach {

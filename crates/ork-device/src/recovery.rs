@@ -12,6 +12,7 @@
 //! timed out:           submit again ×2 (the kernel has reset the NPU) ─▶ another core ─▶ give up
 //! refused:             submit again ×3, after a pause ─▶ another core ─▶ give up
 //! ```
+//! Where a driver has neither a reset nor a choice of cores, it is submitted again ×5 instead.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -91,16 +92,17 @@ pub(crate) struct Limits {
     pub(crate) kernel: Duration,
 }
 
-/// Resubmissions before a reset.
+/// Resubmissions before a reset or another core.
 const RESUBMITS: u8 = 2;
-/// Resubmissions of a job that was refused.
+/// Resubmissions where neither is to be had, and of a job that was refused.
+const LONE_RESUBMITS: u8 = 5;
 const REFUSED_RESUBMITS: u8 = 3;
 /// A soft reset sleeps 100 ms in the kernel (`uapi.md` A.10); doubled.
 pub(crate) const RESET_TIME: Duration = Duration::from_millis(200);
 /// Pause before a job that was refused is tried again; doubled each time.
 pub(crate) const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 /// Attempts that take as long as they can fit in a round's budget.
-const BUDGET_ATTEMPTS: u32 = 4;
+const BUDGET_ATTEMPTS: u32 = 12;
 /// A window is so many times the measured time.
 const WINDOW_FACTOR: u32 = 3;
 
@@ -140,7 +142,11 @@ impl Ladder {
             self.reread = true;
             return Step::Reread;
         }
-        let resubmits = if trouble == Refused { REFUSED_RESUBMITS } else { RESUBMITS };
+        let resubmits = match trouble {
+            _ if !means.reset && means.other_cores == 0 => LONE_RESUBMITS,
+            Refused => REFUSED_RESUBMITS,
+            _ => RESUBMITS,
+        };
         if self.resubmits < resubmits {
             self.resubmits += 1;
             // What comes back can be read again, too.
@@ -220,7 +226,8 @@ mod tests {
             [Resubmit, Resubmit, Retire, Resubmit, Resubmit, Retire, Resubmit, Resubmit, GiveUp]
         );
         let bare = Means { reset: false, other_cores: 0 };
-        assert_eq!(steps(Trouble::Incomplete, bare), [Reread, Resubmit, Reread, Resubmit, Reread, GiveUp]);
+        let lone: Vec<Step> = [Reread, Resubmit].repeat(5).into_iter().chain([Reread, GiveUp]).collect();
+        assert_eq!(steps(Trouble::Incomplete, bare), lone);
     }
 
     #[test]
