@@ -441,6 +441,42 @@ mod tests {
     }
 
     #[test]
+    fn two_nodes_of_one_npu_have_one_lock() {
+        let board = board();
+        let (_root, options, shelf) =
+            machine(&[("dri/card1", Thing::Npu(board.clone())), ("dri/renderD129", Thing::Npu(board))]);
+        let by = |node: &str| {
+            let node = Some(options.dev_root.join("dri").join(node));
+            Device::open_with(&DeviceOptions { node, ..options.clone() }, &shelf)
+        };
+        let first = by("card1").unwrap();
+        let error = by("renderD129").unwrap_err();
+        assert!(matches!(&error, OpenError::Occupied { .. }), "{error:?}");
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains(&format!("in use by process {}", std::process::id())), "{source}");
+        assert!(error.hint().unwrap().contains("device.lock_wait_ms"));
+        drop(first);
+        by("renderD129").unwrap();
+    }
+
+    #[test]
+    fn what_a_killed_program_left_is_said_and_counted() {
+        let (_root, options, shelf) = machine(&[("dri/card1", Thing::Npu(board()))]);
+        let held = "pid = 4711\ndomains = 5\nobjects = 9\nbytes = 10737418240\n";
+        std::fs::write(options.lock_dir.join("ork-rknpu.lock"), held).unwrap();
+        let device = Device::open_with(&options, &shelf).unwrap();
+        let said = "process 4711 ended without closing the NPU; it held 9 buffers (10240 MiB) in 5 address spaces";
+        assert!(device.describe().contains(said), "{}", device.describe());
+        assert_eq!(device.left_behind().unwrap().pid, 4711);
+        assert_eq!(device.event_counts().of(crate::EventKind::StaleOwner), 1);
+        let _buffer = device.alloc(crate::Purpose::Data, 4096).unwrap();
+        let own = std::fs::read_to_string(options.lock_dir.join("ork-rknpu.lock")).unwrap();
+        assert!(own.contains(&format!("pid = {}", std::process::id())) && own.contains("objects = 1"), "{own}");
+        drop((_buffer, device));
+        assert!(Device::open_with(&options, &shelf).unwrap().left_behind().is_none());
+    }
+
+    #[test]
     fn a_job_that_ran_in_part_is_no_success() {
         let (_root, options, shelf) = machine(&[("dri/card1", Thing::Lossy(board()))]);
         let device = Device::open_with(&options, &shelf).unwrap();

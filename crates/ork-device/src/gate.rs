@@ -23,6 +23,7 @@ struct State {
     live: DomainId,
     users: u32,
     switches: u64,
+    closed: bool,
 }
 
 /// The use of a domain; ends when dropped.
@@ -39,18 +40,29 @@ impl Drop for InDomain<'_> {
     }
 }
 
-/// Another domain stayed in use.
+/// Why a domain cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Occupied(pub(crate) DomainId);
+pub(crate) enum Refusal {
+    /// This one stayed in use.
+    Occupied(DomainId),
+    /// The device is closed.
+    Closed,
+}
 
 impl DomainGate {
     /// Uses a domain; waits for the users of another one, at most so long.
-    pub(crate) fn enter(&self, domain: DomainId, limit: Duration) -> Result<InDomain<'_>, Occupied> {
+    pub(crate) fn enter(&self, domain: DomainId, limit: Duration) -> Result<InDomain<'_>, Refusal> {
         let deadline = Instant::now() + limit;
         let mut state = self.state.lock();
-        while state.live != domain && state.users != 0 {
+        loop {
+            if state.closed {
+                return Err(Refusal::Closed);
+            }
+            if state.live == domain || state.users == 0 {
+                break;
+            }
             if self.changed.wait_until(&mut state, deadline).timed_out() {
-                return Err(Occupied(state.live));
+                return Err(Refusal::Occupied(state.live));
             }
         }
         if state.live != domain {
@@ -59,6 +71,20 @@ impl DomainGate {
         }
         state.users += 1;
         Ok(InDomain(self))
+    }
+
+    /// Lets nobody in any more, and waits until all are out, at most so long; whether they are.
+    pub(crate) fn close(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let mut state = self.state.lock();
+        state.closed = true;
+        self.changed.notify_all();
+        while state.users != 0 {
+            if self.changed.wait_until(&mut state, deadline).timed_out() {
+                return state.users == 0;
+            }
+        }
+        true
     }
 
     /// How often the domain changed.
@@ -78,7 +104,7 @@ mod tests {
         let gate = DomainGate::default();
         let (one, two) = (gate.enter(DomainId(3), LONG).unwrap(), gate.enter(DomainId(3), LONG).unwrap());
         let refused = gate.enter(DomainId(0), Duration::from_millis(1)).unwrap_err();
-        assert_eq!(refused, Occupied(DomainId(3)));
+        assert_eq!(refused, Refusal::Occupied(DomainId(3)));
         drop(one);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| gate.enter(DomainId(1), LONG).map(drop));
@@ -86,6 +112,20 @@ mod tests {
             waiting.join().unwrap().unwrap();
         });
         assert_eq!(gate.switches(), 2);
+    }
+
+    #[test]
+    fn a_closed_gate_lets_its_users_out_and_nobody_in() {
+        let gate = DomainGate::default();
+        let user = gate.enter(DomainId(0), LONG).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| gate.enter(DomainId(1), LONG).map(drop));
+            assert!(!gate.close(Duration::from_millis(1)));
+            assert_eq!(waiting.join().unwrap(), Err(Refusal::Closed));
+        });
+        drop(user);
+        assert!(gate.close(Duration::ZERO));
+        assert!(matches!(gate.enter(DomainId(0), LONG), Err(Refusal::Closed)));
     }
 
     #[test]

@@ -14,9 +14,10 @@ use crate::counters::{Counting, add};
 use crate::device::DeviceInfo;
 use crate::error::DeviceError;
 use crate::events::{Event, EventKind, Events};
-use crate::gate::{DomainGate, InDomain};
-use crate::kernel::{Kernel, Object};
+use crate::gate::{DomainGate, InDomain, Refusal};
+use crate::kernel::{Feature, Kernel, Object};
 use crate::occupancy::{Occupancy, Record};
+use crate::recovery::RESET_TIME;
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -87,10 +88,11 @@ impl Shared {
 
     /// Uses a domain; waits until no job of another one is in flight.
     pub(crate) fn enter(&self, domain: DomainId) -> Result<InDomain<'_>, DeviceError> {
-        self.gate.enter(domain, self.gate_wait).map_err(|busy| DeviceError::DomainBusy {
-            wanted: domain,
-            live: busy.0,
-            waited: self.gate_wait,
+        self.gate.enter(domain, self.gate_wait).map_err(|refusal| match refusal {
+            Refusal::Occupied(live) => {
+                DeviceError::DomainBusy { wanted: domain, live, waited: self.gate_wait }
+            }
+            Refusal::Closed => DeviceError::Closed,
         })
     }
 
@@ -124,7 +126,7 @@ impl Shared {
     }
 
     fn free_now(&self, object: &Object, domain: DomainId) -> bool {
-        // A failed wait does not keep it from trying: the kernel has a wait of its own.
+        // A refusal does not keep it from trying: the kernel has a wait of its own, and in a closed device nothing runs.
         let _used = self.enter(domain).ok();
         match self.kernel.free(object) {
             Ok(()) => {
@@ -140,8 +142,15 @@ impl Shared {
         }
     }
 
-    /// Frees everything that the kernel holds, and refuses new allocations.
-    fn close(&self) -> Closed {
+    /// Frees everything that the kernel holds, and refuses everything new. Jobs in flight get so much time.
+    fn close(&self, limit: Duration) -> Closed {
+        if !self.gate.close(limit) && self.kernel.features().has(Feature::Reset) {
+            // Memory must not go while a job writes it.
+            if let Err(error) = self.kernel.reset() {
+                tracing::warn!(%error, "cannot reset the NPU under a job that does not end");
+            }
+            self.gate.close(RESET_TIME);
+        }
         let objects = {
             let mut live = self.live.lock();
             live.closed = true;
@@ -188,16 +197,16 @@ pub struct Closed {
     pub leaked: u64,
 }
 
-/// Gives back everything that the kernel holds for this process, on all devices, and lets nothing new be allocated: for
-/// a program that is about to be ended by a signal.
+/// Gives back everything that the kernel holds for this process, on all devices, and lets nothing new begin: for a
+/// program that is about to be ended by a signal.
 ///
 /// The vendor's kernel does not do that by itself in all cases: addresses in domains other than the live one stay
-/// taken until the next boot (`uapi.md` A.11 row 10). Waits for jobs in flight, a bounded time for each domain. It must
-/// not be called *in* a signal handler, but by a thread that one wakes. Buffers that still exist must not be used
-/// any more; their mappings stay valid.
-pub fn close_all() -> Closed {
+/// taken until the next boot (`uapi.md` A.11 row 10). Jobs in flight get `limit` to end, on each device; then the NPU is
+/// reset, where that can be done. It must not be called *in* a signal handler, but by a thread that one wakes. Buffers
+/// that still exist keep their mappings and cannot be used otherwise any more.
+pub fn close_all(limit: Duration) -> Closed {
     let open: Vec<Arc<Shared>> = OPEN.lock().iter().filter_map(Weak::upgrade).collect();
-    open.iter().map(|device| device.close()).fold(Closed::default(), |sum, one| Closed {
+    open.iter().map(|device| device.close(limit)).fold(Closed::default(), |sum, one| Closed {
         freed: sum.freed + one.freed,
         leaked: sum.leaked + one.leaked,
     })
