@@ -65,3 +65,26 @@ PYTHON
     echo "$MODEL_SHA256  $MODEL.part" | sha256sum --check --status || fail "$MODEL.part has the wrong SHA-256: delete it and try again"
     mv "$MODEL.part" "$MODEL"
 }
+
+ARM64=aarch64-unknown-linux-gnu
+
+# need_arm64: a compiler for the boards' processor, and an emulator that runs its programs on another machine.
+need_arm64() {
+    need_packages gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
+    if rustc --print target-libdir --target "$ARM64" 2>/dev/null | xargs -r test -d; then return 0; fi
+    command -v rustup >/dev/null || fail "no Rust standard library for $ARM64: install it, then try again"
+    say "adding the Rust target $ARM64"
+    rustup target add "$ARM64" >&2 || fail "rustup could not add the target $ARM64"
+}
+
+# arm64 CPU COMMAND ARGUMENT...: a cargo command for the boards' processor; tests run on an emulated CPU. They name the
+# loader of Debian's cross packages: with qemu's own prefix for it (-L) threaded programs hang.
+arm64() {
+    cpu=$1 command=$2
+    shift 2
+    libraries=/usr/aarch64-linux-gnu/lib
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C link-arg=-Wl,--dynamic-linker=$libraries/ld-linux-aarch64.so.1 -C link-arg=-Wl,-rpath,$libraries" \
+        CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+        CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -cpu $cpu" \
+        cargo "$command" --target "$ARM64" "$@"
+}

@@ -100,10 +100,25 @@ struct product {
     unsigned seed;
 };
 
-/* Allocates and fills everything that one product needs. */
-static inline struct product prepare(int fd, unsigned seed)
+/* Writes the operands, the program and the task of a product into its buffers, as far as the CPU's caches. */
+static inline void fill_product(struct product *p)
 {
-    struct product p = {
+    fill_features(p->features.cpu, p->seed);
+    fill_weights(p->weights.cpu, p->seed);
+    unsigned words = write_program(p->program.cpu, (uint32_t)p->features.made.dma_addr,
+                                   (uint32_t)p->weights.made.dma_addr, (uint32_t)p->result.made.dma_addr);
+    *(struct task *)p->tasks.cpu = (struct task){
+        .enable_mask = 0xD,
+        .int_mask = 0x300,
+        .int_clear = 0x1FFFF,
+        .regcfg_amount = words - TRAILER_WORDS,
+        .regcmd_addr = p->program.made.dma_addr,
+    };
+}
+
+static inline struct product make_product(int fd, unsigned seed)
+{
+    return (struct product){
         .features = make_buffer(fd, M * K, DATA),
         .weights = make_buffer(fd, K * N, DATA),
         .result = make_buffer(fd, M * N * sizeof(int32_t), DATA),
@@ -111,27 +126,23 @@ static inline struct product prepare(int fd, unsigned seed)
         .tasks = make_buffer(fd, sizeof(struct task), TASKS),
         .seed = seed,
     };
-    fill_features(p.features.cpu, seed);
-    fill_weights(p.weights.cpu, seed);
-    unsigned words = write_program(p.program.cpu, (uint32_t)p.features.made.dma_addr,
-                                   (uint32_t)p.weights.made.dma_addr, (uint32_t)p.result.made.dma_addr);
-    *(struct task *)p.tasks.cpu = (struct task){
-        .enable_mask = 0xD,
-        .int_mask = 0x300,
-        .int_clear = 0x1FFFF,
-        .regcfg_amount = words - TRAILER_WORDS,
-        .regcmd_addr = p.program.made.dma_addr,
-    };
+}
+
+/* Allocates and fills everything that one product needs. */
+static inline struct product prepare(int fd, unsigned seed)
+{
+    struct product p = make_product(fd, seed);
+    fill_product(&p);
     sync_buffer(fd, &p.features, TO_DEVICE);
     sync_buffer(fd, &p.weights, TO_DEVICE);
     sync_buffer(fd, &p.program, TO_DEVICE);
     return p;
 }
 
-/* Submits on one core and waits. Returns 0, or -1 with errno. */
-static inline int run(int fd, struct product *p, unsigned core, struct submit *submit)
+/* A submit on one core that waits. */
+static inline struct submit request(const struct product *p, unsigned core)
 {
-    *submit = (struct submit){
+    struct submit submit = {
         .flags = 5,
         .timeout = 6000,
         .task_number = 1,
@@ -139,7 +150,14 @@ static inline int run(int fd, struct product *p, unsigned core, struct submit *s
         .core_mask = 1u << core,
         .fence_fd = -1,
     };
-    submit->subcore[core].number = 1;
+    submit.subcore[core].number = 1;
+    return submit;
+}
+
+/* Submits on one core and waits. Returns 0, or -1 with errno. */
+static inline int run(int fd, struct product *p, unsigned core, struct submit *submit)
+{
+    *submit = request(p, core);
     int status = ioctl(fd, SUBMIT, submit);
     int error = errno;
     sync_buffer(fd, &p->result, FROM_DEVICE);

@@ -95,11 +95,34 @@ static int threads(int fd)
     return wrong != 0;
 }
 
+enum { INHERITED_FAILS = 1, OPEN_FAILS = 2, WRONG = 4 };
+
+/* Of a child: uses the file that it has inherited, and opens the device anew, like its own child at the same time. */
+static int use_device(int inherited, int generations)
+{
+    struct action version = {.flags = GET_DRV_VERSION};
+    int says = ioctl(inherited, ACTION, &version) == 0 ? 0 : INHERITED_FAILS;
+    int own = open("/dev/dri/card1", O_RDWR);
+    if (own < 0)
+        return says | OPEN_FAILS;
+    struct worker worker = {own, 2, 0};
+    pthread_t id;
+    CHECK(pthread_create(&id, NULL, work, &worker) == 0);
+    pid_t child = generations > 0 ? fork() : -1;
+    if (child == 0)
+        _exit(use_device(own, generations - 1));
+    unsigned wrong = product_on(own, 0, 6);
+    CHECK(pthread_join(id, NULL) == 0);
+    int status = 0;
+    CHECK(child < 0 || (waitpid(child, &status, 0) == child && WIFEXITED(status)));
+    CHECK(close(own) == 0);
+    return wrong || worker.wrong ? WRONG : says | WEXITSTATUS(status);
+}
+
 /* Forks while another thread submits. The child keeps its mappings; whether it can use the file that it has inherited,
  * and open the device anew, is printed. */
 static int forks(int fd)
 {
-    enum { INHERITED_FAILS = 1, OPEN_FAILS = 2, WRONG = 4 };
     struct worker worker = {fd, 1, 0};
     pthread_t id;
     struct product shared = prepare(fd, 5);
@@ -111,16 +134,8 @@ static int forks(int fd)
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
-            struct action version = {.flags = GET_DRV_VERSION};
-            int says = ioctl(fd, ACTION, &version) == 0 ? 0 : INHERITED_FAILS;
+            int says = use_device(fd, i % 2);
             unsigned wrong = wrong_results(shared.result.cpu, 5);
-            int own = open("/dev/dri/card1", O_RDWR);
-            if (own >= 0) {
-                wrong += product_on(own, 0, 6);
-                close(own);
-            } else {
-                says |= OPEN_FAILS;
-            }
             ((int8_t *)shared.features.cpu)[i] = (int8_t)(100 + i);
             CHECK(munmap(shared.weights.cpu, shared.weights.len) == 0);
             close(fd);

@@ -14,7 +14,7 @@ const STRING_BYTES_MAX: u64 = 4096;
 pub struct Version {
     /// Driver name: the only identification that counts (`rknpu`, `rocket`).
     pub name: String,
-    /// Build date of the interface; empty on newer kernels.
+    /// Build date of the interface; empty or "0" since Linux 6.14.
     pub date: String,
     /// Description.
     pub description: String,

@@ -9,7 +9,6 @@ use std::time::Duration;
 use ork_drm::{Errno, NodeKind};
 use ork_rknpu::uapi::DOMAINS;
 use ork_sim::{Bus, Core, JobOutcome, PcJob};
-use parking_lot::{Mutex, RwLock};
 
 use crate::CORES;
 use crate::action::Meters;
@@ -20,6 +19,7 @@ use crate::fd_table::{FdTable, HostFds};
 use crate::finding::{Finding, FindingKind};
 use crate::job::Job;
 use crate::lane::Lane;
+use crate::lock::{Mutex, RwLock};
 use crate::object::Objects;
 use crate::options::{EmuOptions, TimePolicy};
 use crate::rknpu_file::VirtualRknpu;

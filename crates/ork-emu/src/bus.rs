@@ -2,20 +2,20 @@
 //! What a job sees of memory: an address space as it is mapped at the moment of each access, and the order in
 //! which its results arrive.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use ork_isa::Iova;
 use ork_sim::{Access, Bus, BusFault, Span};
-use parking_lot::{Mutex, RwLock};
 
 use crate::board::Inner;
 use crate::domain::{AddressSpace, Part};
 use crate::fault::Fault;
 use crate::finding::FindingKind;
-use crate::memory::{Dram, LINE_BYTES};
+use crate::lock::{Mutex, RwLock};
+use crate::memory::{Dram, DramSpan, LINE_BYTES};
 
 /// Which address space translates.
 pub(crate) enum Space {
@@ -43,7 +43,7 @@ impl Tail {
     fn store(&self) {
         // Whoever sees these bytes must see all that was stored before.
         fence(Ordering::Release);
-        self.dram.write(self.start, &self.bytes);
+        self.dram.device_write(self.start, &self.bytes);
     }
 }
 
@@ -68,6 +68,8 @@ pub(crate) struct JobBus<'a> {
     pub(crate) mishaps: Mishaps,
     tails: Mutex<HashMap<usize, Tail>>,
     switched: AtomicBool,
+    /// Buffers of which a forgotten flush was reported.
+    unflushed: Mutex<HashSet<usize>>,
 }
 
 impl<'a> JobBus<'a> {
@@ -88,6 +90,7 @@ impl<'a> JobBus<'a> {
             mishaps: Mishaps::default(),
             tails: Mutex::default(),
             switched: AtomicBool::new(false),
+            unflushed: Mutex::default(),
         }
     }
 
@@ -133,9 +136,22 @@ impl<'a> JobBus<'a> {
         }
     }
 
+    /// Reads a part, and tells of the first bytes in a buffer that the CPU has written and not flushed.
+    fn load(&self, (dram, range): &Part<'_>, iova: u64) -> DramSpan {
+        let span = dram.read(range.clone());
+        if let Some(view) = dram.view()
+            && let Some(at) = view.unflushed(range, span.as_ref())
+            && self.unflushed.lock().insert(Arc::as_ptr(dram) as usize)
+        {
+            let iova = Iova((iova + (at - range.start) as u64) as u32);
+            self.report(FindingKind::NotFlushed { iova });
+        }
+        span
+    }
+
     fn store(&self, dram: &Arc<Dram>, start: usize, data: &[u8]) {
         if !self.last_line_last {
-            dram.write(start, data);
+            dram.device_write(start, data);
             return;
         }
         let mut tails = self.tails.lock();
@@ -147,7 +163,7 @@ impl<'a> JobBus<'a> {
                 let below = data.len().min(tail.start.saturating_sub(start));
                 let (below, inside) = data.split_at(below);
                 if !below.is_empty() {
-                    dram.write(start, below);
+                    dram.device_write(start, below);
                 }
                 if !inside.is_empty() {
                     let at = start + below.len() - tail.start;
@@ -156,13 +172,13 @@ impl<'a> JobBus<'a> {
             }
             _ => {
                 if let Some(tail) = tails.remove(&key) {
-                    dram.write(tail.start, &tail.bytes);
+                    dram.device_write(tail.start, &tail.bytes);
                 }
                 let line = LINE_BYTES as usize;
                 let split = ((end - 1) / line * line).max(start) - start;
                 let (before, held) = data.split_at(split);
                 if !before.is_empty() {
-                    dram.write(start, before);
+                    dram.device_write(start, before);
                 }
                 tails.insert(key, Tail { dram: Arc::clone(dram), start: start + split, bytes: held.into() });
             }
@@ -208,11 +224,12 @@ impl Bus for JobBus<'_> {
                 parts.iter().for_each(|part| self.settle(part));
             }
             Ok(match &parts[..] {
-                [(dram, range)] => Span::new(dram.read(range.clone())),
+                [part] => Span::new(self.load(part, iova.0.into())),
                 parts => {
                     let mut joined = Vec::with_capacity(len as usize);
-                    for (dram, range) in parts {
-                        joined.extend_from_slice(dram.read(range.clone()).as_ref());
+                    for part in parts {
+                        let at = u64::from(iova.0) + joined.len() as u64;
+                        joined.extend_from_slice(self.load(part, at).as_ref());
                     }
                     Span::new(joined)
                 }

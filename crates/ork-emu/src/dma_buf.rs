@@ -47,7 +47,7 @@ pub(crate) enum Content {
 pub(crate) struct Heap {
     pub(crate) dram: Arc<Dram>,
     /// The CPU's side; none where memory is shared.
-    view: Option<CpuView>,
+    view: Option<Arc<CpuView>>,
     /// Devices that have it mapped.
     pub(crate) attached: AtomicU32,
 }
@@ -94,11 +94,13 @@ impl DmaBuf {
         let dram = Dram::new(backing, size as usize, &board.counts.dram_bytes).map_err(no_memory)?;
         let view = if strict {
             let view = CpuView::new(Backing::Memfd, &dram, &board.counts.view_bytes);
-            Some(view.map_err(no_memory)?)
+            let view = Arc::new(view.map_err(no_memory)?);
+            dram.attach(&view);
+            Some(view)
         } else {
             None
         };
-        let file = view.as_ref().map_or(dram.memfd(), CpuView::memfd).cloned().ok_or(Errno::ENOMEM)?;
+        let file = view.as_ref().map_or(dram.memfd(), |view| view.memfd()).cloned().ok_or(Errno::ENOMEM)?;
         let heap = Heap { dram: Arc::new(dram), view, attached: AtomicU32::new(0) };
         Ok(Self::new(board, Content::Heap(heap), file, size))
     }
@@ -151,7 +153,7 @@ impl DmaBuf {
         match &self.0.content {
             Content::Object(object) => object.grant(offset as usize, len, self.clone()),
             Content::Heap(heap) => {
-                let start = heap.view.as_ref().map_or_else(|| heap.dram.start(), CpuView::start);
+                let start = heap.view.as_ref().map_or_else(|| heap.dram.start(), |view| view.start());
                 // SAFETY: inside the pages, by the check above.
                 let start = unsafe { start.add(offset as usize) };
                 // SAFETY: the pages live as long as this dma-buf.
@@ -177,7 +179,7 @@ impl DmaBuf {
                 }
                 let all = 0..heap.dram.len();
                 if flush {
-                    heap.dram.write(0, view.read(all));
+                    view.flush(&heap.dram, all);
                 } else if load {
                     view.load(&heap.dram, all);
                 }

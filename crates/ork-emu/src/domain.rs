@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use ork_drm::Errno;
 use ork_isa::Iova;
-use parking_lot::{Condvar, Mutex};
 
+use crate::lock::{Condvar, Mutex};
 use crate::memory::Dram;
 
 /// Page of the IOMMU and of every size.
@@ -167,11 +167,10 @@ impl LiveDomain {
     /// nobody uses the live one; that is waited for, a bounded time.
     pub(crate) fn enter(&self, domain: u8) -> Result<(), Errno> {
         let deadline = Instant::now() + self.wait;
-        let mut state = self.state.lock();
-        while self.counted && state.domain != domain && state.users != 0 {
-            if self.changed.wait_until(&mut state, deadline).timed_out() {
-                return Err(Errno::EINVAL);
-            }
+        let taken = |state: &mut LiveState| self.counted && state.domain != domain && state.users != 0;
+        let mut state = self.changed.wait_while(self.state.lock(), Some(deadline), taken);
+        if taken(&mut state) {
+            return Err(Errno::EINVAL);
         }
         *state = LiveState { domain, users: state.users + 1 };
         Ok(())

@@ -244,7 +244,11 @@ mod tests {
 
     #[test]
     fn a_share_follows_the_seed() {
-        let plan = |seed| FaultPlan { seed, dropped: When::OneIn(NonZeroU32::new(10).unwrap()), ..FaultPlan::default() };
+        let plan = |seed| FaultPlan {
+            seed,
+            dropped: When::OneIn(NonZeroU32::new(10).unwrap()),
+            ..FaultPlan::default()
+        };
         let first = firings(plan(1), Fault::Dropped, 10_000);
         assert!((800..1200).contains(&first.len()), "{}", first.len());
         assert_eq!(first, firings(plan(1), Fault::Dropped, 10_000));

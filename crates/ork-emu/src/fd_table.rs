@@ -9,12 +9,12 @@ use std::sync::Weak;
 
 use ork_drm::dma_buf::{self, DmaBufSync, DmaBufSyncFile};
 use ork_drm::{Errno, uapi as drm};
-use parking_lot::Mutex;
 
 use crate::board::Board;
 use crate::call::Call;
 use crate::dma_buf::{DmaBuf, Inside};
 use crate::fence::{Fence, SyncFile};
+use crate::lock::Mutex;
 
 /// A file that the emulated kernel made. Clones are the same open file; dropping the last one closes it.
 #[derive(Clone, Debug)]

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use ork_drm::Errno;
 use ork_drm::dma_buf::{SyncFenceInfo, SyncFileInfo, SyncMerge};
-use parking_lot::{Condvar, Mutex};
 use zerocopy::IntoBytes;
 
 use crate::board::{Board, Inner};
 use crate::fd_table::KernelFile;
+use crate::lock::{Condvar, Mutex};
 use crate::user_memory;
 
 /// A sync_file: done, or not yet. Clones are the same file.
@@ -137,13 +137,9 @@ impl SyncFile {
     #[must_use]
     pub fn wait(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
-        let mut state = self.0.state.lock();
-        while state.signalled_ns.is_none() {
-            if self.0.changed.wait_until(&mut state, deadline).timed_out() {
-                return state.signalled_ns.is_some();
-            }
-        }
-        true
+        let active = |state: &mut State| state.signalled_ns.is_none();
+        let mut state = self.0.changed.wait_while(self.0.state.lock(), Some(deadline), active);
+        !active(&mut state)
     }
 
     pub(crate) fn is_own(&self) -> bool {

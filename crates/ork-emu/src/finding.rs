@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::fmt;
 
+use ork_isa::Iova;
 use ork_sim::Diagnosis;
 
 use crate::fault::Fault;
@@ -57,6 +58,12 @@ pub enum FindingKind {
         size: u64,
         /// Bytes of the buffer.
         buffer: u64,
+    },
+    /// A job read bytes that the CPU has written, and that are still in its caches. Seen with strict coherency; of
+    /// long ranges only some lines are compared.
+    NotFlushed {
+        /// Where the job read old bytes, the first time in a buffer.
+        iova: Iova,
     },
     /// A domain was made live under a job of another one (drivers 0.9.6 and 0.9.7 do not wait): the job's
     /// addresses mean other buffers from now on.
@@ -176,6 +183,12 @@ impl fmt::Display for FindingKind {
             Self::SyncRange { offset, size, buffer } => {
                 write!(f, "cache maintenance of {offset:#x}+{size:#x} leaves the buffer of {buffer:#x} bytes")
             }
+            Self::NotFlushed { iova } => write!(
+                f,
+                "the job read old bytes at {:#x}: what the CPU wrote there is still in its caches. Flush it before \
+                 the submit: MEM_SYNC to the device, FINI_BO, or the end of a write access to a dma-buf",
+                iova.0
+            ),
             Self::DomainSwitchedUnderJob { job_domain, live } => write!(
                 f,
                 "domain {live} became live under a job of domain {job_domain}, whose addresses now mean other \

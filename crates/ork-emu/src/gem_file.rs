@@ -9,7 +9,6 @@ use ork_drm::uapi::{
     self as drm, DrmGemClose, DrmGemFlink, DrmGemOpen, DrmGetCap, DrmPrimeHandle, DrmUnique, DrmVersion,
 };
 use ork_drm::{Errno, NodeKind};
-use parking_lot::Mutex;
 
 use crate::board::{Driver, Inner};
 use crate::call::Call;
@@ -17,6 +16,7 @@ use crate::dma_buf::{Content, DmaBuf};
 use crate::domain::PAGE_BYTES;
 use crate::fd_table::KernelFile;
 use crate::grant::Grant;
+use crate::lock::Mutex;
 use crate::object::Object;
 use crate::user_memory;
 

@@ -9,7 +9,6 @@ use ork_drm::Errno;
 use ork_isa::Iova;
 use ork_rknpu::uapi::{RknpuSubcoreTask, RknpuTask};
 use ork_sim::PcJob;
-use parking_lot::{Condvar, Mutex};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::board::Inner;
@@ -18,8 +17,9 @@ use crate::chain::{Completion, End, Start};
 use crate::fence::SyncFile;
 use crate::finding::FindingKind;
 use crate::lane::{Verdict, Work};
+use crate::lock::{Condvar, Mutex};
 use crate::object::Object;
-use crate::options::Coherency;
+use crate::options::{Coherency, TimePolicy};
 
 const TASK_BYTES: u64 = size_of::<RknpuTask>() as u64;
 
@@ -193,19 +193,14 @@ impl Job {
 
     /// How the job ended, if it has; waits a little.
     pub(crate) fn settled(&self, wait: Duration) -> Option<Settled> {
-        let mut state = self.state.lock();
-        if let Some(settled) = state.settled() {
-            if !matches!(settled, Settled::Stuck { .. }) {
-                return Some(settled);
-            }
+        let real = self.board.options.time == TimePolicy::Real;
+        let open = |state: &mut State| match state.settled() {
+            None => true,
             // It may still be woken before its time is over.
-            if self.board.options.time == crate::TimePolicy::Real {
-                self.changed.wait_for(&mut state, wait);
-            }
-            return state.settled();
-        }
-        self.changed.wait_for(&mut state, wait);
-        state.settled()
+            Some(Settled::Stuck { .. }) => real,
+            Some(_) => false,
+        };
+        self.changed.wait_while(self.state.lock(), Some(Instant::now() + wait), open).settled()
     }
 
     /// Notes what became of a core's part. When all are done, so is the job: it lets go of what it holds before

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ork_drm::Errno;
-use parking_lot::{Condvar, Mutex};
+
+use crate::lock::{Condvar, Mutex};
 
 /// What a core can be given to do.
 pub(crate) trait Work: Send + Sync {
@@ -87,22 +88,17 @@ impl Lane {
     fn serve(&self, core: u8) {
         loop {
             let work = {
-                let mut state = self.state.lock();
-                loop {
-                    if state.closed {
-                        return;
-                    }
-                    if state.running.is_none()
-                        && let Some(work) = state.queue.pop_front()
-                    {
-                        let since = Instant::now();
-                        let running =
-                            Running { work: Arc::clone(&work), since, stuck: false, abandoned: false };
-                        state.running = Some(running);
-                        break work;
-                    }
-                    self.changed.wait(&mut state);
+                let idle =
+                    |state: &mut State| !state.closed && (state.running.is_some() || state.queue.is_empty());
+                let mut state = self.changed.wait_while(self.state.lock(), None, idle);
+                if state.closed {
+                    return;
                 }
+                let Some(work) = state.queue.pop_front() else { continue };
+                let since = Instant::now();
+                state.running =
+                    Some(Running { work: Arc::clone(&work), since, stuck: false, abandoned: false });
+                work
             };
             let verdict = catch_unwind(AssertUnwindSafe(|| work.run(core))).unwrap_or_else(|_| {
                 work.panicked(core);

@@ -44,6 +44,7 @@ mod gem_file;
 mod grant;
 mod job;
 mod lane;
+mod lock;
 mod memory;
 mod object;
 mod options;
@@ -66,6 +67,7 @@ pub use options::{Coherency, EmuOptions, RocketOptions, TimePolicy};
 pub use ork_sim::{
     Access, Bus, BusFault, Category, Diagnosis, Effect, JobEnd, JobOutcome, JobStats, PcJob, SimOptions, Span,
 };
+pub use pages::MEMORY_FILE_NAME;
 pub use rknpu_file::VirtualRknpu;
 pub use rocket_file::VirtualRocket;
 

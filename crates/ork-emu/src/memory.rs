@@ -10,11 +10,12 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use zerocopy::IntoBytes;
 
+use crate::lock::Mutex;
 use crate::pages::{Backing, Pages};
 
 /// Bytes of a cache line.
@@ -35,6 +36,8 @@ struct Borrows {
     next_reader: u64,
     /// Writes that wait for readers, in order.
     deferred: Vec<(usize, Box<[u8]>)>,
+    /// The CPU's side, while there is one.
+    view: Weak<CpuView>,
 }
 
 fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
@@ -91,6 +94,16 @@ impl Dram {
         DramSpan::Held { dram: Arc::clone(self), range, reader }
     }
 
+    /// Makes a CPU view known, whose lines grow old when a device writes.
+    pub(crate) fn attach(&self, view: &Arc<CpuView>) {
+        self.state.lock().view = Arc::downgrade(view);
+    }
+
+    /// The CPU's side, while there is one.
+    pub(crate) fn view(&self) -> Option<Arc<CpuView>> {
+        self.state.lock().view.upgrade()
+    }
+
     /// Copies bytes out.
     pub(crate) fn copy_to(&self, start: usize, out: &mut [u8]) {
         self.copy_locked(&self.state.lock(), start, out);
@@ -104,6 +117,15 @@ impl Dram {
             let common = range.start.max(write.0)..range.end.min(write.0 + write.1.len());
             out[common.start - range.start..common.end - range.start]
                 .copy_from_slice(&write.1[common.start - write.0..common.end - write.0]);
+        }
+    }
+
+    /// Stores bytes of a device.
+    pub(crate) fn device_write(&self, start: usize, data: &[u8]) {
+        self.write(start, data);
+        // After the store: a load that misses the bytes comes before the mark.
+        if let Some(view) = self.view() {
+            view.age(start..start + data.len(), Age::Old);
         }
     }
 
@@ -190,12 +212,27 @@ impl Drop for DramSpan {
 /// maintenance or while the kernel reads it.
 pub(crate) struct CpuView {
     pages: Pages,
+    /// One bit per line: a device has written the memory since the line was last loaded or flushed, so that it may
+    /// differ without anybody having forgotten to flush it.
+    old: Box<[AtomicU64]>,
 }
+
+/// Whether a line of a view may lack what a device wrote.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Age {
+    Old,
+    Fresh,
+}
+
+/// Lines of a range that are compared, at most; spread evenly, both ends among them.
+const LINES_COMPARED: usize = 64;
 
 impl CpuView {
     /// A view that starts with what the memory holds.
     pub(crate) fn new(backing: Backing, dram: &Dram, total: &Arc<AtomicU64>) -> io::Result<Self> {
-        let view = Self { pages: Pages::new(backing, dram.len(), total)? };
+        let words = dram.len().div_ceil(LINE_BYTES as usize * 64);
+        let old = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let view = Self { pages: Pages::new(backing, dram.len(), total)?, old };
         if dram.written.load(Relaxed) {
             view.load(dram, 0..dram.len());
         }
@@ -225,8 +262,52 @@ impl CpuView {
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.pages.at(&range), data.len()) };
     }
 
+    fn age(&self, range: Range<usize>, age: Age) {
+        let line = LINE_BYTES as usize;
+        for index in range.start / line..range.end.div_ceil(line) {
+            let (word, bit) = (&self.old[index / 64], 1 << (index % 64));
+            match age {
+                Age::Old => word.fetch_or(bit, Relaxed),
+                Age::Fresh => word.fetch_and(!bit, Relaxed),
+            };
+        }
+    }
+
+    /// Writes a range back to memory.
+    pub(crate) fn flush(&self, dram: &Dram, range: Range<usize>) {
+        dram.write(range.start, self.read(range.clone()));
+        self.age(range, Age::Fresh);
+    }
+
+    /// The first place in `range` that the CPU has written and not flushed: where the view differs from `memory`, the
+    /// bytes of that range, in a line that is not just old. Long ranges are looked at in some lines only.
+    pub(crate) fn unflushed(&self, range: &Range<usize>, memory: &[u8]) -> Option<usize> {
+        let line = LINE_BYTES as usize;
+        let (first, last) = (range.start / line, range.end.checked_sub(1)? / line);
+        let steps = (last - first).min(LINES_COMPARED - 1);
+        let lines = (0..=steps).map(|step| first + (last - first) * step / steps.max(1));
+        let fresh = |index: &usize| self.old[index / 64].load(Relaxed) & (1 << (index % 64)) == 0;
+        let differing = |index: usize| {
+            // The CPU may write at the same time, so these are volatile reads.
+            let mut own = [0_u64; LINE_BYTES as usize / 8];
+            let words = self.pages.at(&(index * line..(index + 1) * line)).cast::<u64>();
+            for (at, word) in own.iter_mut().enumerate() {
+                // SAFETY: inside the pages, which are whole lines and aligned.
+                *word = unsafe { words.add(at).read_volatile() };
+            }
+            let bytes = (index * line).max(range.start)..((index + 1) * line).min(range.end);
+            let memory = &memory[bytes.start - range.start..bytes.end - range.start];
+            let own = &own.as_bytes()[bytes.start - index * line..bytes.end - index * line];
+            let at = own.iter().zip(memory).position(|(own, memory)| own != memory)?;
+            Some(bytes.start + at)
+        };
+        lines.filter(fresh).find_map(differing)
+    }
+
     /// Overwrites a range with what the memory holds.
     pub(crate) fn load(&self, dram: &Dram, range: Range<usize>) {
+        // First: bytes that come after this load make the lines old again.
+        self.age(range.clone(), Age::Fresh);
         // SAFETY: inside the pages; no other access by the mapper's promise.
         let own = unsafe { std::slice::from_raw_parts_mut(self.pages.at(&range), range.len()) };
         dram.copy_to(range.start, own);
@@ -297,6 +378,37 @@ mod tests {
         dram.write(103, &[7]);
         assert_eq!(view.read(100..104), [6, 5, 5, 5]);
         assert_eq!(bytes(&dram, 100..104), [5, 5, 5, 7]);
+    }
+
+    #[test]
+    fn what_was_not_flushed_is_told_from_what_was_not_loaded() {
+        let dram = dram(1 << 20);
+        dram.write(0, &[1; 4096]);
+        let view = Arc::new(CpuView::new(Backing::Private, &dram, &Arc::default()).unwrap());
+        dram.attach(&view);
+        let unflushed = |range: Range<usize>| view.unflushed(&range, dram.read(range.clone()).as_ref());
+        assert_eq!((unflushed(0..4096), unflushed(7..7)), (None, None));
+        // The CPU writes one byte: only ranges with that byte are stale.
+        view.write(130, &[2]);
+        assert_eq!((unflushed(0..4096), unflushed(130..131)), (Some(130), Some(130)));
+        assert_eq!((unflushed(0..130), unflushed(131..192)), (None, None), "other bytes of the line");
+        view.flush(&dram, 128..192);
+        assert_eq!(unflushed(0..4096), None);
+        // A device writes: the view is old, and nobody has forgotten anything.
+        dram.device_write(640, &[3; 64]);
+        assert_eq!(unflushed(0..4096), None);
+        view.write(64, &[4]);
+        assert_eq!(unflushed(0..4096), Some(64), "the line beside it is not old");
+        view.load(&dram, 0..4096);
+        assert_eq!(unflushed(0..4096), None);
+        view.write(640, &[5]);
+        assert_eq!(unflushed(0..4096), Some(640), "loaded, then written");
+        // Of a long range the ends are always looked at.
+        view.write(0, &[9]);
+        assert_eq!(unflushed(0..1 << 20), Some(0));
+        view.load(&dram, 0..4096);
+        view.write((1 << 20) - 1, &[9]);
+        assert_eq!(unflushed(0..1 << 20), Some((1 << 20) - 1));
     }
 
     #[test]

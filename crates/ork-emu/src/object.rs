@@ -8,7 +8,6 @@ use std::sync::{Arc, Weak};
 
 use ork_drm::{Errno, Mapping};
 use ork_rknpu::uapi::sync;
-use parking_lot::{Mutex, RwLock};
 
 use crate::board::{Driver, Inner};
 use crate::dma_buf::{self, Content, DmaBuf};
@@ -16,6 +15,7 @@ use crate::domain::{AddressSpace, Alignment, PAGE_BYTES};
 use crate::fault::Fault;
 use crate::finding::FindingKind;
 use crate::grant::Grant;
+use crate::lock::{Mutex, RwLock};
 use crate::memory::{CpuView, Dram, LINE_BYTES};
 use crate::options::Coherency;
 use crate::pages::Backing;
@@ -49,8 +49,8 @@ pub(crate) struct Object {
     source: Option<DmaBuf>,
     /// The dma-buf that exports this.
     export: Mutex<Weak<dma_buf::Inside>>,
-    /// The CPU's side, while mapped.
-    view: Mutex<Weak<CpuView>>,
+    /// Held while the CPU's side is made.
+    mapping: Mutex<()>,
     /// Jobs in flight that write this (`rocket`).
     writers: Mutex<Vec<Arc<Completion>>>,
 }
@@ -166,7 +166,7 @@ impl Object {
             offset: Some(offset),
             source: None,
             export: Mutex::default(),
-            view: Mutex::default(),
+            mapping: Mutex::default(),
             writers: Mutex::default(),
         });
         objects.by_offset.insert(offset, (size, Arc::downgrade(&object)));
@@ -203,7 +203,7 @@ impl Object {
             offset: None,
             source: Some(source.clone()),
             export: Mutex::default(),
-            view: Mutex::default(),
+            mapping: Mutex::default(),
             writers: Mutex::default(),
         }))
     }
@@ -285,18 +285,19 @@ impl Object {
 
     /// The CPU's side: the one that exists, or a new one.
     fn share_view(&self) -> Result<Arc<CpuView>, Errno> {
-        let mut slot = self.view.lock();
-        if let Some(view) = slot.upgrade() {
+        let _one = self.mapping.lock();
+        if let Some(view) = self.dram.view() {
             return Ok(view);
         }
         let view = CpuView::new(Backing::Private, &self.dram, &self.board.counts.view_bytes);
         let view = Arc::new(view.map_err(|_| Errno::ENOMEM)?);
-        *slot = Arc::downgrade(&view);
+        self.dram.attach(&view);
         Ok(view)
     }
 
+    /// The CPU's side, while mapped. That of an imported buffer belongs to its dma-buf.
     fn view(&self) -> Option<Arc<CpuView>> {
-        self.view.lock().upgrade()
+        if self.is_import() { None } else { self.dram.view() }
     }
 
     /// `MEM_SYNC`.
@@ -322,7 +323,7 @@ impl Object {
             range.start += LINE_BYTES as usize;
         }
         if direction & sync::TO_DEVICE != 0 {
-            self.dram.write(range.start, view.read(range.clone()));
+            view.flush(&self.dram, range.clone());
         }
         if direction & sync::FROM_DEVICE != 0 {
             view.load(&self.dram, range);

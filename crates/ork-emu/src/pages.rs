@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Zeroed pages: private to the process, or behind a memfd that others can map.
 
+use std::ffi::CStr;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -9,6 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use memmap2::{MmapMut, MmapOptions};
+
+/// Name of the memory files behind shared buffers, as the host's kernel shows it.
+pub const MEMORY_FILE_NAME: &CStr = c"ork-emu";
 
 /// Where pages come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +88,7 @@ impl Drop for Pages {
 pub(crate) fn sealed_memfd(len: usize) -> io::Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is a NUL-terminated constant.
-    let fd = unsafe { libc::memfd_create(c"ork-emu".as_ptr(), flags) };
+    let fd = unsafe { libc::memfd_create(MEMORY_FILE_NAME.as_ptr(), flags) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

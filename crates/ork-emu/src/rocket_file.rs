@@ -11,7 +11,6 @@ use ork_rknpu::uapi::sync;
 use ork_rocket::uapi::{
     RocketCreateBo, RocketFiniBo, RocketJob as RawJob, RocketPrepBo, RocketSubmit, RocketTask, number,
 };
-use parking_lot::{Mutex, RwLock};
 
 use crate::board::{Driver, Inner};
 use crate::bus::Space;
@@ -23,6 +22,7 @@ use crate::finding::{FindingKind, Vanishing};
 use crate::gem_file::{GemFile, Identity};
 use crate::grant::{EmulatedFile, Grant};
 use crate::lane::Work;
+use crate::lock::{Mutex, RwLock};
 use crate::object::{Allocation, Object};
 use crate::rocket_job::{Completion, RocketJob};
 use crate::user_memory;

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use ork_isa::Iova;
 use ork_rocket::uapi::RocketTask;
 use ork_sim::PcJob;
-use parking_lot::{Condvar, Mutex};
 
 use crate::board::Inner;
 use crate::bus::Space;
 use crate::chain::{self, End, Start};
 use crate::finding::FindingKind;
 use crate::lane::{Verdict, Work};
+use crate::lock::{Condvar, Mutex};
 use crate::object::Object;
 use crate::rocket_file::Entity;
 
@@ -42,15 +42,7 @@ impl Completion {
 
     /// Waits, at most until the deadline; whether the job has ended.
     pub(crate) fn wait_until(&self, deadline: Option<Instant>) -> bool {
-        let mut done = self.done.lock();
-        while !*done {
-            match deadline {
-                None => self.changed.wait(&mut done),
-                Some(deadline) if self.changed.wait_until(&mut done, deadline).timed_out() => return *done,
-                Some(_) => {}
-            }
-        }
-        true
+        *self.changed.wait_while(self.done.lock(), deadline, |done| !*done)
     }
 }
 

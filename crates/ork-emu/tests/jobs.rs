@@ -114,7 +114,6 @@ fn errno_table_of_submit() {
         assert_eq!(submit(&npu, &request).unwrap_err().errno(), Errno::EINVAL, "{why}");
     }
     assert_eq!(runs(&log), []);
-    let kinds: Vec<_> = board.take_findings().into_iter().map(|finding| finding.kind).collect();
     let unknown = |obj_addr| FindingKind::UnknownObject { obj_addr };
     let expected = [
         FindingKind::NeverDispatched { core_mask: 5 },
@@ -127,7 +126,7 @@ fn errno_table_of_submit() {
         FindingKind::TaskRange { start: 102, count: 1, capacity: 102 },
         FindingKind::TaskRange { start: u32::MAX, count: u32::MAX, capacity: 102 },
     ];
-    assert_eq!(kinds, expected);
+    assert_eq!(kinds(&board), expected);
     // The last entry that the buffer holds is fine, although nothing was written there.
     let last = RknpuSubmit { subcore_task: range(101, 1), ..good };
     assert_eq!(submit(&npu, &last).unwrap_err().errno(), Errno::ETIMEDOUT, "its int_mask is 0");

@@ -7,6 +7,7 @@ mod support;
 
 use ork_drm::{Errno, uapi as drm, version};
 use ork_emu::{Board, EmuOptions, FindingKind, Live};
+use ork_isa::Iova;
 use ork_rknpu::CreateRequest;
 use ork_rknpu::uapi::{self, RknpuMemCreate, action, mem, sync};
 use support::*;
@@ -181,8 +182,7 @@ fn errno_table_of_the_memory_calls() {
     assert_eq!(sync_errno(0), Errno::EINVAL);
     assert_eq!(board.take_findings(), []);
     assert_eq!(sync_errno(0xDEAD), Errno::EINVAL);
-    let kinds: Vec<_> = board.take_findings().into_iter().map(|finding| finding.kind).collect();
-    assert_eq!(kinds, [FindingKind::UnknownObject { obj_addr: 0xDEAD }]);
+    assert_eq!(kinds(&board), [FindingKind::UnknownObject { obj_addr: 0xDEAD }]);
 
     assert_eq!(raw(&npu, drm::GEM_CLOSE, close.as_mut_bytes()), Ok(()));
     assert_eq!(board.live().objects, 0);
@@ -276,6 +276,11 @@ fn a_forgotten_flush_leaves_the_device_with_old_bytes() {
     submit(&npu, &request(&tasks, 1, 1)).unwrap();
     invalidate(&npu, &buffer, 0, 128);
     assert_eq!((get(&mapping, 0), get(&mapping, 64)), (41, 1));
+    let iova = Iova(buffer.dma_addr as u32 + 64);
+    assert_eq!(kinds(&board), [FindingKind::NotFlushed { iova }]);
+    // What the device has written since is not the CPU's to flush.
+    submit(&npu, &request(&tasks, 1, 1)).unwrap();
+    assert_eq!(kinds(&board), []);
 }
 
 #[test]
@@ -292,6 +297,7 @@ fn a_forgotten_invalidate_leaves_the_cpu_with_old_bytes() {
     assert_eq!((get(&mapping, 0), get(&mapping, 64)), (0, 1));
     invalidate(&npu, &buffer, 0, 64);
     assert_eq!((get(&mapping, 0), get(&mapping, 64)), (1, 1));
+    assert_eq!(kinds(&board), [], "nothing was forgotten that the device could see");
 }
 
 #[test]

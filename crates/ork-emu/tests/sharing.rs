@@ -183,6 +183,7 @@ fn an_import_is_computed_on_and_its_brackets_move_the_bytes() {
     submit(&npu, &request(&tasks, 1, 1)).unwrap();
     bracket(&board, fd, sync::READ).unwrap();
     assert_eq!((get(0), get(64)), (1, 1));
+    assert_eq!(kinds(&board), [FindingKind::NotFlushed { iova: ork_isa::Iova(info.dma_addr as u32) }]);
     set(40);
     bracket(&board, fd, sync::END | sync::WRITE).unwrap();
     submit(&npu, &request(&tasks, 1, 1)).unwrap();
@@ -212,8 +213,7 @@ fn what_an_import_cannot_do() {
     let own = tasks(&npu, 1, 0x300);
     let refused = submit(&npu, &RknpuSubmit { task_obj_addr: info.obj_addr, ..request(&own, 1, 1) });
     assert_eq!(refused.unwrap_err().errno(), Errno::EINVAL);
-    let kinds: Vec<_> = board.take_findings().into_iter().map(|finding| finding.kind).collect();
-    assert_eq!(kinds, [FindingKind::ImportedTaskArray { obj_addr: info.obj_addr }]);
+    assert_eq!(kinds(&board), [FindingKind::ImportedTaskArray { obj_addr: info.obj_addr }]);
     board.close_fd(fd).unwrap();
     drop((own, npu));
     all_gone(&board);

@@ -59,7 +59,9 @@ pub struct Engine {
     pool: Option<Arc<ThreadPool>>,
 }
 
-static POOLS: Mutex<BTreeMap<usize, Arc<ThreadPool>>> = Mutex::new(BTreeMap::new());
+/// Pools by process and number of threads. A child of `fork` has none of its parent's threads, and would wait for them;
+/// it leaves the parent's pools alone, because ending one would wait for them too.
+static POOLS: Mutex<BTreeMap<(u32, usize), Arc<ThreadPool>>> = Mutex::new(BTreeMap::new());
 
 impl Engine {
     /// The best kernels of this machine on `threads` threads; 0 takes the available parallelism.
@@ -187,7 +189,8 @@ fn pool(threads: usize) -> Option<Arc<ThreadPool>> {
         return None;
     }
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(pool) = pools.get(&threads) {
+    let key = (std::process::id(), threads);
+    if let Some(pool) = pools.get(&key) {
         return Some(Arc::clone(pool));
     }
     // Without threads the work runs on the caller's.
@@ -197,6 +200,9 @@ fn pool(threads: usize) -> Option<Arc<ThreadPool>> {
         .build()
         .ok()
         .map(Arc::new)?;
-    pools.insert(threads, Arc::clone(&pool));
+    // Each thread sets up what it shares with the others when it first looks for work. A fork in the midst of that
+    // would leave a child that waits for its end.
+    pool.broadcast(|_| ());
+    pools.insert(key, Arc::clone(&pool));
     Some(pool)
 }

@@ -42,19 +42,10 @@ pub(crate) struct Machine {
     nodes: HashMap<FileId, &'static Node>,
     /// Device number of the file system that holds the folder.
     device: u64,
-    /// The board, made on first use.
-    board: Mutex<Slot>,
+    /// The board of this process, made on first use.
+    board: Mutex<Option<Board>>,
     /// The folder is ours to remove, if we are this process.
     owner: Option<i32>,
-}
-
-/// Place of the board.
-enum Slot {
-    Empty,
-    Made(Board),
-    /// The board has stayed in the parent process. Its idle threads stand in this process's tables of waiting threads,
-    /// where they are not, so that no other board can be made here.
-    Parents,
 }
 
 /// The world, made on first use. The caller is inside.
@@ -239,7 +230,7 @@ impl Machine {
             nodes.insert((meta.dev(), meta.ino()), node);
         }
         let device = std::fs::metadata(&root)?.dev();
-        Ok(Self { emulation, root, nodes, device, board: Mutex::new(Slot::Empty), owner })
+        Ok(Self { emulation, root, nodes, device, board: Mutex::default(), owner })
     }
 
     fn soc_name(&self) -> &'static str {
@@ -247,37 +238,24 @@ impl Machine {
         compatible.trim_end_matches('\0').rsplit(',').next().unwrap_or_default()
     }
 
-    fn slot(&self) -> MutexGuard<'_, Slot> {
+    fn slot(&self) -> MutexGuard<'_, Option<Board>> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The board, made on first use; `ENODEV` in a child of a process that has one.
-    pub(crate) fn board(&self) -> Result<Board, Errno> {
-        let mut slot = self.slot();
-        match &*slot {
-            Slot::Made(board) => Ok(board.clone()),
-            Slot::Parents => Err(Errno::ENODEV),
-            Slot::Empty => {
-                let board = Board::with_fd_table(&self.emulation.options, Arc::new(Numbers));
-                *slot = Slot::Made(board.clone());
-                Ok(board)
-            }
-        }
+    /// The board of this process, made on first use.
+    pub(crate) fn board(&self) -> Board {
+        let make = || Board::with_fd_table(&self.emulation.options, Arc::new(Numbers));
+        self.slot().get_or_insert_with(make).clone()
     }
 
     fn existing_board(&self) -> Option<Board> {
-        match &*self.slot() {
-            Slot::Made(board) => Some(board.clone()),
-            Slot::Empty | Slot::Parents => None,
-        }
+        self.slot().clone()
     }
 
-    /// Leaves the parent's board alone: a child has none of its threads.
+    /// Leaves the parent's board alone: a child has none of the threads that serve it, and some of its locks may be
+    /// held by them for ever.
     fn abandon_board(&self) {
-        let mut slot = self.slot();
-        if matches!(*slot, Slot::Made(_)) {
-            std::mem::forget(std::mem::replace(&mut *slot, Slot::Parents));
-        }
+        std::mem::forget(self.slot().take());
     }
 
     /// The node that a file stands for.

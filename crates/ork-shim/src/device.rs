@@ -14,7 +14,7 @@ use crate::board::{World, world};
 use crate::fds::{self, FileId, Table, Tracked};
 use crate::maps::{Range, Ranges};
 use crate::raw::{self, OwnFd};
-use crate::tree::{Node, NodeKind};
+use crate::tree::{self, Node, NodeKind};
 
 /// All fds that are ours.
 pub(crate) static FDS: Table<File> = Table::new();
@@ -46,8 +46,8 @@ enum Behind {
     Made(Board, KernelFile),
     /// A real device, which is recorded.
     Real,
-    /// A file of the parent process: its board has stayed there.
-    Parents,
+    /// A file of the parent process, or of the program before `exec`: its board has stayed behind.
+    Boardless,
 }
 
 impl Tracked for File {
@@ -120,7 +120,7 @@ impl FdTable for Numbers {
         // SAFETY: fcntl with a number touches no memory.
         let fd = unsafe { raw::syscall(libc::SYS_fcntl, [own as usize, command as usize, 0, 0, 0, 0]) };
         let fd = raw::result(fd)? as RawFd;
-        let board = world().machine.as_ref().ok_or(Errno::ENODEV)?.board()?;
+        let board = world().machine.as_ref().ok_or(Errno::ENODEV)?.board();
         let id = fds::identity(fd).ok_or(Errno::EBADF)?;
         let behind = Behind::Made(board, file);
         FDS.insert(fd, Arc::new(File { id, node: None, behind, recorded: None, lock: OnceLock::new() }));
@@ -140,7 +140,7 @@ impl FdTable for Numbers {
 /// Opens an emulated node; the program's fd.
 pub(crate) fn open_node(world: &World, node: &'static Node, cloexec: bool) -> Result<c_int, Errno> {
     let machine = world.machine.as_ref().ok_or(Errno::ENODEV)?;
-    let board = machine.board()?;
+    let board = machine.board();
     let device: Box<dyn EmulatedFile> = match node.kind {
         NodeKind::Card => Box::new(board.open()),
         NodeKind::Render => Box::new(board.open_render()),
@@ -151,7 +151,7 @@ pub(crate) fn open_node(world: &World, node: &'static Node, cloexec: bool) -> Re
         NodeKind::DmaHeap => None,
         _ => start_recording(world, node.path, &*device),
     };
-    let name = CString::new(node.path.trim_start_matches('/')).unwrap_or_default();
+    let name = CString::new(tree::placeholder_name(node)).unwrap_or_default();
     let fd = raw::memfd(&name, cloexec)?;
     let Some(id) = fds::identity(fd) else {
         raw::close(fd);
@@ -160,6 +160,14 @@ pub(crate) fn open_node(world: &World, node: &'static Node, cloexec: bool) -> Re
     let behind = Behind::Emulated(device);
     FDS.insert(fd, Arc::new(File { id, node: Some(node), behind, recorded, lock: OnceLock::new() }));
     Ok(fd)
+}
+
+/// Enters an fd of the program before `exec`.
+pub(crate) fn adopt(fd: c_int, node: Option<&'static Node>) {
+    if let Some(id) = fds::identity(fd) {
+        let behind = Behind::Boardless;
+        FDS.insert(fd, Arc::new(File { id, node, behind, recorded: None, lock: OnceLock::new() }));
+    }
 }
 
 /// A real node was opened: it is recorded if its driver is an NPU's.
@@ -261,7 +269,7 @@ impl File {
             Behind::Made(board, file) => unsafe { file.ioctl(board, request, bytes) },
             // SAFETY: see above.
             Behind::Real => unsafe { RealFile(fd).ioctl(request, bytes) },
-            Behind::Parents => Err(Errno::ENODEV),
+            Behind::Boardless => Err(Errno::ENODEV),
         }
     }
 
@@ -269,7 +277,7 @@ impl File {
         match &self.behind {
             Behind::Emulated(device) => device.grant(offset, len),
             Behind::Made(_, KernelFile::DmaBuf(buffer)) => buffer.grant(offset, len),
-            Behind::Made(..) | Behind::Real | Behind::Parents => Err(Errno::ENODEV),
+            Behind::Made(..) | Behind::Real | Behind::Boardless => Err(Errno::ENODEV),
         }
     }
 
@@ -339,7 +347,7 @@ impl File {
 
     /// What a child has of it. A real device works there too.
     fn of_parent(&self) -> Self {
-        let behind = if matches!(self.behind, Behind::Real) { Behind::Real } else { Behind::Parents };
+        let behind = if matches!(self.behind, Behind::Real) { Behind::Real } else { Behind::Boardless };
         Self { id: self.id, node: self.node, behind, recorded: None, lock: OnceLock::new() }
     }
 }
@@ -374,7 +382,7 @@ pub(crate) unsafe fn munmap(start: *mut c_void, len: usize) -> isize {
     answer
 }
 
-/// In a child, the parent's devices stay with the parent: the threads that run jobs are there. Mappings stay valid.
+/// In a child, the parent's files stay with the parent: the threads that run jobs are there. Mappings stay valid.
 pub(crate) fn after_fork_in_child() {
     for fd in FDS.within(0, c_int::MAX) {
         if let Some(file) = FDS.forget(fd) {

@@ -11,8 +11,9 @@
 //! - `guard` keeps calls from inside apart, and forks safe.
 //!
 //! After `fork`, a board stays with the process that has opened it, where the threads are that run its jobs. A child
-//! keeps its mappings; the files that it has inherited, and opening the device anew, are answered with `ENODEV`. A
-//! child whose parent has not opened the device has a board of its own.
+//! keeps its mappings; on the files that it has inherited every call is answered with `ENODEV`. When it opens the device
+//! anew, it gets a board of its own. So nothing of the parent's board, which its threads may have left locked, is
+//! touched in the child. A program started by `exec` is in the same position.
 //!
 //! The library reads one environment variable, `ORK_SHIM`, which `ork emulate` and `ork capture` set.
 #![cfg_attr(
@@ -34,6 +35,8 @@ mod fds;
 mod guard;
 #[cfg(not(test))]
 mod hooks;
+#[cfg(not(test))]
+mod inherited;
 mod maps;
 mod path;
 mod raw;

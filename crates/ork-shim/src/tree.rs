@@ -67,6 +67,16 @@ pub(crate) fn nodes(shown: &Shown) -> &'static [Node] {
     }
 }
 
+/// Name of the memory file that stands for an open node in the kernel.
+pub(crate) fn placeholder_name(node: &Node) -> &'static str {
+    node.path.trim_start_matches('/')
+}
+
+/// The node that a memory file of this name stands for, of whichever driver.
+pub(crate) fn node_of_placeholder(name: &str) -> Option<&'static Node> {
+    VENDOR_NODES.iter().chain(MAINLINE_NODES).find(|node| placeholder_name(node) == name)
+}
+
 /// Makes everything below `root`.
 pub(crate) fn build(root: &Path, chip: &Chip, shown: &Shown) -> io::Result<()> {
     let tree = Tree { root };

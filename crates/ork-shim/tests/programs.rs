@@ -1,86 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Unmodified programs, built with the C compiler of this machine or run by its Python, on the emulated board.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::{Arc, OnceLock};
+mod support;
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ork_drm::{Errno, Transport};
 use ork_emu::{Board, Coherency, EmuOptions};
 use ork_trace::{Event, Reader, ReplayError, Report, Writer, replay};
 
-fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs")
-}
-
-/// The library, which cargo builds beside the tests.
-fn library() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let deps = own.parent().unwrap();
-    let found = [deps.join("libork_shim.so"), deps.parent().unwrap().join("libork_shim.so")];
-    found.into_iter().find(|path| path.exists()).expect("libork_shim.so beside the tests")
-}
-
-/// A C program, built once.
-fn program(name: &str, libraries: &[&str]) -> PathBuf {
-    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| tempfile::tempdir().unwrap()).path();
-    // Tests run at the same time: each builds its own.
-    let thread = format!("{:?}", std::thread::current().id());
-    let out = folder.join(format!("{name}-{}", thread.replace(['(', ')'], "")));
-    let status = Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-I/usr/include/libdrm", "-o"])
-        .arg(&out)
-        .arg(sources().join(format!("{name}.c")))
-        .args(libraries)
-        .status()
-        .expect("a C compiler: Debian package gcc");
-    assert!(status.success(), "{name}.c does not compile (libdrm: Debian package libdrm-dev)");
-    out
-}
-
-const VENDOR: &str = r#"{"driver":"rknpu","options":{"coherency":"shared"}}"#;
-const VENDOR_STRICT: &str = r#"{"driver":"rknpu","options":{"coherency":"strict"}}"#;
-const MAINLINE: &str = r#"{"driver":"rocket","options":{"coherency":"shared"}}"#;
-
-/// A run under the library: what it printed, and what the library reported.
-struct Run {
-    output: Output,
-    report: String,
-}
-
-fn run(emulation: &str, command: &mut Command) -> Run {
-    let folder = tempfile::tempdir().unwrap();
-    let report = folder.path().join("report");
-    let settings = format!(
-        r#"{{"emulate":{emulation},"capture":null,"report":{:?},"root":null}}"#,
-        report.to_str().unwrap()
-    );
-    let output = command.env("LD_PRELOAD", library()).env("ORK_SHIM", settings).output().unwrap();
-    Run { output, report: std::fs::read_to_string(report).unwrap_or_default() }
-}
-
-impl Run {
-    #[track_caller]
-    fn succeeds(self, expected: &str) -> Self {
-        let (out, err) =
-            (String::from_utf8_lossy(&self.output.stdout), String::from_utf8_lossy(&self.output.stderr));
-        assert!(self.output.status.success(), "{}\n{out}{err}{}", self.output.status, self.report);
-        assert_eq!(out, expected, "{err}");
-        assert!(!self.report.contains("trouble"), "{}", self.report);
-        self
-    }
-
-    #[track_caller]
-    fn without_findings(self) {
-        assert!(!self.report.contains("finding"), "{}", self.report);
-    }
-}
-
-fn vendor(way: &str) -> Run {
-    run(VENDOR, Command::new(program("rknpu_matmul", &[])).arg(way))
-}
+use support::{MAINLINE, VENDOR, VENDOR_STRICT, limited, program, python, recorded, run, vendor};
 
 #[test]
 fn a_matmul_with_plain_ioctls() {
@@ -102,7 +33,7 @@ fn the_structs_of_older_headers() {
 fn a_wrong_program_times_out_and_is_explained() {
     let run = vendor("wrong-program")
         .succeeds("half an interrupt pair: ETIMEDOUT, 1 done\nno enable word: ETIMEDOUT, 0 done\n");
-    assert_eq!(run.report.matches("finding").count(), 2, "{}", run.report);
+    assert_eq!(run.findings(), 2, "{}", run.report);
     assert!(run.report.contains("int_mask"), "{}", run.report);
 }
 
@@ -113,8 +44,23 @@ fn three_threads_on_three_cores() {
 
 #[test]
 fn forks_beside_a_busy_thread() {
-    let expected = "4 forks beside a busy thread: 0 wrong, inherited file fails, opened anew fails\n";
+    let expected = "4 forks beside a busy thread: 0 wrong, inherited file fails, opened anew works\n";
     vendor("fork").succeeds(expected).without_findings();
+}
+
+/// The limit that keeps a hang from holding up everything else.
+#[test]
+fn a_program_that_hangs_is_ended_with_all_its_children() {
+    let begin = Instant::now();
+    let mut command = Command::new("sh");
+    // The child of the shell holds the pipe open, too.
+    let hung = limited(command.args(["-c", "echo begun; sleep 1000 & wait"]), Duration::from_millis(500));
+    let message = hung.unwrap_err();
+    assert!(
+        message.contains("\"sh\"") && message.contains("500ms") && message.contains("begun"),
+        "{message}"
+    );
+    assert!(begin.elapsed() < Duration::from_secs(500), "the child was not ended");
 }
 
 #[test]
@@ -250,19 +196,6 @@ fn wrong_settings_are_named_and_show_no_board() {
     assert!(errors.contains("ORK_SHIM: unknown field `drivr`"), "{errors}");
 }
 
-/// Records a run on the emulated board.
-fn recorded(emulation: &str, command: &mut Command) -> Vec<u8> {
-    let folder = tempfile::tempdir().unwrap();
-    let trace = folder.path().join("trace");
-    let settings = format!(
-        r#"{{"emulate":{emulation},"capture":{:?},"report":null,"root":null}}"#,
-        trace.to_str().unwrap()
-    );
-    let output = command.env("LD_PRELOAD", library()).env("ORK_SHIM", settings).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    std::fs::read(&trace).unwrap()
-}
-
 /// Does the calls of a trace again, on a board whose caches are modelled.
 fn again(trace: &[u8]) -> Result<Report, ReplayError> {
     let mut reader = Reader::new(trace)?;
@@ -274,12 +207,6 @@ fn again(trace: &[u8]) -> Result<Report, ReplayError> {
         Ok(if rocket { Arc::new(board.open_rocket()) } else { Arc::new(board.open()) })
     };
     replay(&mut reader, &open)
-}
-
-fn python(name: &str) -> Command {
-    let mut command = Command::new("python3");
-    command.arg("-B").arg(sources().join(name));
-    command
 }
 
 #[test]

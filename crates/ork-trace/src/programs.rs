@@ -178,7 +178,10 @@ impl Memory {
         if self.read(file, object, at, &mut bytes).is_none() {
             return Vec::new();
         }
-        bytes.chunks_exact(8).map(|word| word.iter().rev().fold(0, |sum, b| sum << 8 | u64::from(*b))).collect()
+        bytes
+            .chunks_exact(8)
+            .map(|word| word.iter().rev().fold(0, |sum, b| sum << 8 | u64::from(*b)))
+            .collect()
     }
 
     fn rknpu_submit(&self, file: u32, submit: u64, input: &[u8], found: &mut Vec<TracedProgram>) {

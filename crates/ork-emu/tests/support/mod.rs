@@ -197,6 +197,11 @@ pub(crate) fn all_gone(board: &Board) {
     eventually(&format!("the end of {:?}", board.live()), || board.live() == Live::default());
 }
 
+/// The findings that nobody has taken.
+pub(crate) fn kinds(board: &Board) -> Vec<FindingKind> {
+    board.take_findings().into_iter().map(|finding| finding.kind).collect()
+}
+
 /// The faults that happened, in order.
 pub(crate) fn injected(board: &Board) -> Vec<Fault> {
     let fault = |finding: ork_emu::Finding| match finding.kind {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Register programs as text, and back.
 //!
-//! [`print`] writes one line per word with every field by name; [`parse`] reads it. For every 64-bit word there is,
+//! [`print()`] writes one line per word with every field by name; [`parse`] reads it. For every 64-bit word there is,
 //! `parse(print(word)) == word`: what the database cannot name is printed as the number it is, and loudly.
 //! docs/reference/rcasm.md describes the text.
 //!
