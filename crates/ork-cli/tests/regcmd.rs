@@ -12,7 +12,7 @@ use ork_isa::lint::lint;
 use ork_isa::soc::RK3588;
 use ork_layout::Format;
 use ork_plan::laws::violations;
-use ork_plan::{BankSplit, Geometry};
+use ork_plan::{BankSplit, Form, Geometry};
 use serde_json::Value;
 
 /// A small int8 matmul, with two copies of the bank split.
@@ -264,16 +264,28 @@ fn explain_tells_the_operation() {
 /// The planner's laws over a geometry and the lints over its program say the same, just inside and just outside.
 #[test]
 fn lints_agree_with_the_laws_of_the_planner() {
-    let pairs: [(&str, &[&str]); 4] = [
+    const WEIGHT_GROUP: (&str, &[&str]) = ("weight-group", &["weight-group", "no-weight-bank"]);
+    const FEATURES: (&str, &[&str]) = ("feature-capacity", &["feature-capacity", "no-feature-bank"]);
+    const NARROW: (&str, &[&str]) = ("narrow-columns", &["narrow-columns"]);
+    // Integers want all banks used; floats want no more than all filled.
+    let int8: [(&str, &[&str]); 5] = [
         ("bank-sum", &["bank-sum", "bank-overlap", "no-weight-bank", "no-feature-bank"]),
-        ("weight-group", &["weight-group", "no-weight-bank"]),
-        ("feature-capacity", &["feature-capacity", "no-feature-bank"]),
-        ("narrow-columns", &["narrow-columns"]),
+        ("float-envelope", &[]),
+        WEIGHT_GROUP,
+        FEATURES,
+        NARROW,
     ];
-    let mut broken = [0; 4];
-    let mut kept = [0; 4];
-    for format in [Format::INT8_INT32, Format::FP16_FP32] {
-        let (code, bytes) = (format.input().code(), format.input_bytes());
+    let fp16: [(&str, &[&str]); 5] = [
+        ("bank-sum", &["no-weight-bank", "no-feature-bank"]),
+        ("float-envelope", &["bank-overlap"]),
+        WEIGHT_GROUP,
+        FEATURES,
+        NARROW,
+    ];
+    let mut broken = [0; 5];
+    let mut kept = [0; 5];
+    for (format, pairs) in [(Format::INT8_INT32, int8), (Format::FP16_FP32, fp16)] {
+        let (code, bytes) = (format.input().code(), format.input().bits() / 8);
         for k in [32, 96, 512, 1024, 1056, 2048, 4096] {
             for rows in [1, 31, 32, 256, 257, 704] {
                 for groups in [1, 2, 3, 40] {
@@ -284,6 +296,7 @@ fn lints_agree_with_the_laws_of_the_planner() {
                         let split = BankSplit { data, weight };
                         let geometry = Geometry {
                             format,
+                            form: Form::Rows,
                             rows,
                             k,
                             n,
@@ -291,6 +304,7 @@ fn lints_agree_with_the_laws_of_the_planner() {
                             split,
                             grains: rows + 1,
                             k_slices: 1,
+                            cores: 1,
                         };
                         let text = format!(
                             "CNA.CONV_CON1 {{ GROUP_LINE_OFF=1, PROC_PRECISION={code}, IN_PRECISION={code} }}\n\
@@ -309,7 +323,12 @@ fn lints_agree_with_the_laws_of_the_planner() {
                         for (index, (law, lints)) in pairs.iter().enumerate() {
                             let by_law = laws.iter().any(|violation| violation.law == *law);
                             let by_lint = found.iter().any(|finding| lints.contains(&finding.lint.name));
-                            assert_eq!(by_law, by_lint, "{law} at {geometry:?}: {laws:?} {found:?}");
+                            // The planner keeps floats with one weight bank wide at any K, to be safe.
+                            let stricter = *law == "narrow-columns" && format.is_float();
+                            assert!(
+                                by_law == by_lint || (stricter && by_law),
+                                "{law} at {geometry:?}: {laws:?} {found:?}"
+                            );
                             if by_law { broken[index] += 1 } else { kept[index] += 1 }
                         }
                     }

@@ -388,7 +388,8 @@ impl Device {
         self.limits.bound(self.cores)
     }
 
-    /// Resets the NPU: jobs of all processes that are in flight fail.
+    /// Soft-resets the NPU: about 100 ms, in which jobs of every program that uses it fail. All cores forget their
+    /// registers, tables and convolution buffers.
     ///
     /// # Errors
     /// [`DeviceError::Call`]; the mainline driver has no such call.

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From the NPU's int32 surfaces to rows of the result.
+//! From the NPU's surfaces to rows of the result.
 
-use ork_layout::{OutputLayout, OutputPiece};
+use std::ops::AddAssign;
+
+use ork_layout::{Element, OutputLayout, OutputPiece};
 use ork_quant::{Scale, dequantise_row, dequantise_row_i64};
 use zerocopy::FromBytes;
 
 /// The 32-bit accumulators of a piece in one K slice. Surfaces start at page borders and pieces at whole atoms, so
 /// the bytes are aligned.
-fn words<'a>(piece: &OutputPiece, surfaces: &'a [u8], k_slice: u32) -> &'a [i32] {
+fn words<'a>(piece: &OutputPiece<'_>, surfaces: &'a [u8], k_slice: u32) -> &'a [i32] {
     <[i32]>::ref_from_bytes(piece.bytes(surfaces, k_slice))
         .expect("a piece holds whole, aligned 32-bit words")
 }
@@ -50,5 +52,33 @@ pub(crate) fn sum_output_row(layout: &OutputLayout, surfaces: &[u8], m: u32, out
                 *sum += *word;
             }
         }
+    }
+}
+
+/// Row `m` of the product with its K slices added in a wider type.
+pub(crate) fn widened_row<S: Element, W: Copy + Default + AddAssign + From<S>>(
+    layout: &OutputLayout,
+    surfaces: &[u8],
+    m: u32,
+) -> Vec<W> {
+    let mut sums = vec![W::default(); layout.n() as usize];
+    let mut partial = Vec::new();
+    for piece in layout.row_pieces(m) {
+        partial.resize(piece.n.len(), S::default());
+        for k_slice in 0..piece.k_slices {
+            S::load(piece.bytes(surfaces, k_slice), &mut partial);
+            for (sum, partial) in piece.target(&mut sums).iter_mut().zip(&partial) {
+                *sum += W::from(*partial);
+            }
+        }
+    }
+    sums
+}
+
+/// Copies row `m` of a product of one K slice.
+pub(crate) fn copy_row<R: Element>(layout: &OutputLayout, surfaces: &[u8], m: u32, out: &mut [R]) {
+    debug_assert_eq!(layout.k_slices(), 1, "rounded results are not added");
+    for piece in layout.row_pieces(m) {
+        R::load(piece.bytes(surfaces, 0), piece.target(out));
     }
 }

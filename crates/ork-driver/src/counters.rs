@@ -24,6 +24,12 @@ pub struct DriverCounters {
     pub sliced: u64,
     /// Plans made; every other product used one that was kept.
     pub plans: u64,
+    /// Soft resets of the NPU because its datapath changed.
+    pub resets: u64,
+    /// Passes run twice because the float pipeline was cold.
+    pub rewarmed: u64,
+    /// Products whose sums the host rounded or combined, beyond adding K slices.
+    pub host_finished: u64,
     /// Quantising and laying out activations.
     pub quantise: Duration,
     /// Planning and writing programs.
@@ -56,6 +62,13 @@ impl fmt::Display for DriverCounters {
             self.programs,
             self.plans
         )?;
+        if self.resets + self.rewarmed + self.host_finished != 0 {
+            writeln!(
+                f,
+                "{} resets and {} repeated passes for changes of the datapath; {} results finished by the host",
+                self.resets, self.rewarmed, self.host_finished
+            )?;
+        }
         writeln!(f, "{} weights resident in {:.1} MB", self.weights, self.weight_bytes as f64 / 1e6)?;
         write!(
             f,

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use ork_device::{Completed, Device, DeviceError, DmaBuffer, Submission, SubmitError, Task};
 use ork_isa::soc::{RK3588, Soc};
-use ork_layout::{FeatureLayout, OutputLayout};
-use ork_plan::{Decision, PassShape, Plan, PlanOptions, Problem, decide};
+use ork_layout::{FeatureLayout, Format, OutputLayout, WeightLayout};
+use ork_plan::{Decision, PassShape, Plan, PlanOptions, Problem, Transition, decide};
 use ork_quant::{QuantError, Scale, quantise_row};
-use ork_synth::{Binding, Bindings, ProgramSet, emit};
+use ork_synth::{Binding, Bindings, OutputStage, ProgramSet, emit_with};
 use parking_lot::Mutex;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -17,11 +17,12 @@ use zerocopy::FromBytes;
 use crate::DriverError;
 use crate::accumulate::{dequantise_output_row, sum_output_row};
 use crate::counters::DriverCounters;
+use crate::datapath::DatapathGate;
 use crate::scratch::Buffers;
 use crate::weight::{Weight, weight_layout_of};
 
 /// Largest K whose int8 products always sum up within 32 bits: `131071 * 128 * 128 < 2^31`.
-const NARROW_SUM_K_MAX: usize = 131_071;
+pub(crate) const NARROW_SUM_K_MAX: usize = 131_071;
 /// Plans kept before all are forgotten: every weight at a few row counts, with room to spare.
 const PLANS_MAX: usize = 4096;
 
@@ -48,13 +49,13 @@ pub struct MatmulGroup<'a> {
 #[derive(Debug)]
 pub struct Driver {
     // Drop order: the buffers go before the device that they belong to.
-    engine: Mutex<Engine>,
+    pub(crate) engine: Mutex<Engine>,
     plans: Mutex<HashMap<Problem, Arc<Plan>>>,
     verdicts: Mutex<HashMap<(usize, usize), Verdict>>,
-    counters: Mutex<DriverCounters>,
+    pub(crate) counters: Mutex<DriverCounters>,
     options: DriverOptions,
     soc: Soc,
-    device: Arc<Device>,
+    pub(crate) device: Arc<Device>,
 }
 
 /// Whether a K x N weight can be computed with.
@@ -62,17 +63,27 @@ type Verdict = Result<(), Arc<DriverError>>;
 
 /// What one product at a time uses.
 #[derive(Debug)]
-struct Engine {
+pub(crate) struct Engine {
     buffers: Buffers,
+    datapath: DatapathGate,
     /// One thread for each core: a submit blocks its thread.
     submitters: rayon::ThreadPool,
 }
 
 /// What the feature buffer holds, and the scale of each of its rows.
 #[derive(Default)]
-struct Loaded {
+pub(crate) struct Loaded {
     held: Option<(FeatureLayout, u32)>,
     scales: Vec<Scale>,
+}
+
+/// One product: rows of an activation with a weight.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'a> {
+    pub(crate) weight: &'a Weight,
+    pub(crate) m: usize,
+    /// What happens to the sums.
+    pub(crate) stage: OutputStage,
 }
 
 impl Driver {
@@ -91,7 +102,11 @@ impl Driver {
         // The device may have fewer cores than the chip; a plan for more could not run.
         options.plan.cores = if options.plan.cores == 0 { cores } else { options.plan.cores.min(cores) };
         Ok(Self {
-            engine: Mutex::new(Engine { buffers: Buffers::new(cores), submitters }),
+            engine: Mutex::new(Engine {
+                buffers: Buffers::new(cores),
+                datapath: DatapathGate::default(),
+                submitters,
+            }),
             plans: Mutex::default(),
             verdicts: Mutex::default(),
             counters: Mutex::default(),
@@ -124,7 +139,7 @@ impl Driver {
             .lock()
             .entry((k, n))
             .or_insert_with(|| {
-                let weight = weight_layout_of("", k, n, &self.soc).map_err(Arc::new)?;
+                let weight = self.layout("", Format::INT8_INT32, k, n).map_err(Arc::new)?;
                 for m in ROWS {
                     let problem = Problem { m, weight: weight.clone() };
                     if let Decision::Decline(decline) = decide(&problem, &self.soc, &self.options.plan) {
@@ -148,7 +163,8 @@ impl Driver {
         n: usize,
         rows: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> Result<Weight, DriverError> {
-        self.count_weight(Weight::from_f32(&self.device, &self.soc, name, k, n, rows)?)
+        let layout = self.layout(name, Format::INT8_INT32, k, n)?;
+        self.count_weight(Weight::from_f32(&self.device, layout, name, rows)?)
     }
 
     /// Uploads a weight whose rows are int8 already; all scales are 1.
@@ -162,10 +178,21 @@ impl Driver {
         n: usize,
         rows: &(dyn Fn(usize, &mut [i8]) + Sync),
     ) -> Result<Weight, DriverError> {
-        self.count_weight(Weight::from_codes(&self.device, &self.soc, name, k, n, rows)?)
+        self.load_elements(name, Format::INT8_INT32, k, n, rows)
     }
 
-    fn count_weight(&self, weight: Weight) -> Result<Weight, DriverError> {
+    /// How a weight lies.
+    pub(crate) fn layout(
+        &self,
+        name: &str,
+        format: Format,
+        k: usize,
+        n: usize,
+    ) -> Result<WeightLayout, DriverError> {
+        weight_layout_of(name, format, k, n, &self.soc, &self.options.plan)
+    }
+
+    pub(crate) fn count_weight(&self, weight: Weight) -> Result<Weight, DriverError> {
         let mut counters = self.counters.lock();
         counters.weights += 1;
         counters.weight_bytes += weight.device_bytes();
@@ -190,8 +217,7 @@ impl Driver {
             let x = group.x;
             self.run(
                 &mut engine,
-                weight,
-                m,
+                Job { weight, m, stage: OutputStage::Plain },
                 &mut loaded,
                 |features, m0, host, scales| {
                     let rows = features.rows() as usize;
@@ -236,32 +262,10 @@ impl Driver {
         a: &[i8],
         out: &mut [i32],
     ) -> Result<(), DriverError> {
-        let (k, n) = (weight.k(), weight.n());
-        if k > NARROW_SUM_K_MAX {
-            return Err(DriverError::WideSum { k });
+        if weight.k() > NARROW_SUM_K_MAX {
+            return Err(DriverError::WideSum { k: weight.k() });
         }
-        check_len("the activation", a.len(), m * k)?;
-        check_len("the result", out.len(), m * n)?;
-        let mut engine = self.engine.lock();
-        self.run(
-            &mut engine,
-            weight,
-            m,
-            &mut Loaded::default(),
-            |features, m0, host, _| {
-                for (row, codes) in a[m0 * k..].chunks_exact(k).take(features.rows() as usize).enumerate() {
-                    features.write_row(row as u32, codes, host);
-                }
-                Ok(())
-            },
-            |outputs, m0, surfaces, _| {
-                for (row, target) in
-                    out[m0 * n..].chunks_exact_mut(n).take(outputs.rows() as usize).enumerate()
-                {
-                    sum_output_row(outputs, surfaces, row as u32, target);
-                }
-            },
-        )
+        self.multiply(weight, m, a, out, OutputStage::Plain, sum_output_row)
     }
 
     /// The plan for `m` rows.
@@ -286,11 +290,10 @@ impl Driver {
 
     /// Runs all passes of a product. `fill` writes the rows of a pass into the feature buffer, unless `loaded` says
     /// that they are there; `read` takes the surfaces of a pass.
-    fn run(
+    pub(crate) fn run(
         &self,
         engine: &mut Engine,
-        weight: &Weight,
-        m: usize,
+        Job { weight, m, stage }: Job<'_>,
         loaded: &mut Loaded,
         mut fill: impl FnMut(&FeatureLayout, usize, &mut [u8], &mut Vec<Scale>) -> Result<(), DriverError>,
         mut read: impl FnMut(&OutputLayout, usize, &[u8], &[Scale]),
@@ -314,7 +317,7 @@ impl Driver {
             }
         };
         let extents = plan.extents();
-        let Engine { buffers, submitters } = engine;
+        let Engine { buffers, datapath, submitters } = engine;
         let features =
             buffers.features.with_room(&self.device, extents.a_bytes).map_err(buffer_error("allocating"))?;
         let outputs =
@@ -324,6 +327,8 @@ impl Driver {
             regcmds.push(scratch.with_room(&self.device, *bytes).map_err(buffer_error("allocating"))?);
         }
 
+        let mut transition = datapath.enter(&self.device, plan.datapath())?;
+        spent.resets += u64::from(transition == Transition::Reset);
         for pass in plan.passes() {
             let shape = pass.shape;
             let here = (shape.features.clone(), pass.m0);
@@ -348,7 +353,7 @@ impl Driver {
                     c: bind(outputs),
                     regcmd: bind(regcmd),
                 };
-                let programs = emit(shape, chain.core, &bindings)
+                let programs = emit_with(shape, chain.core, &bindings, stage)
                     .map_err(|source| DriverError::Synth { name: weight.name().to_owned(), source })?;
                 regcmd.host_mut()[..programs.bytes().len()].copy_from_slice(programs.bytes());
                 regcmd.flush(0..programs.bytes().len() as u64).map_err(buffer_error("flushing programs"))?;
@@ -358,14 +363,22 @@ impl Driver {
             spent.synthesise += start.elapsed();
 
             let start = Instant::now();
-            let completed =
+            let submit = || {
                 self.submit(submitters, &submissions, shape).map_err(|source| DriverError::Submit {
                     name: weight.name().to_owned(),
                     m,
                     k: weight.k(),
                     n: weight.n(),
                     source,
-                })?;
+                })
+            };
+            let mut completed = submit();
+            if std::mem::replace(&mut transition, Transition::Free) == Transition::Rewarm && completed.is_ok()
+            {
+                completed = submit();
+                spent.rewarmed += 1;
+            }
+            let completed = completed.inspect_err(|_| datapath.failed())?;
             spent.submit += start.elapsed();
             if let Some(finding) = completed.iter().flat_map(|done| done.findings()).next() {
                 return Err(DriverError::Objection {
@@ -393,6 +406,8 @@ impl Driver {
         counters.macs += (m * weight.k() * weight.n()) as u64;
         counters.sliced += u64::from(plan.k_slices() > 1);
         counters.programs += spent.programs;
+        counters.resets += spent.resets;
+        counters.rewarmed += spent.rewarmed;
         counters.quantise += spent.quantise;
         counters.synthesise += spent.synthesise;
         counters.sync += spent.sync;
@@ -427,14 +442,14 @@ fn bind(buffer: &DmaBuffer) -> Binding {
 fn submission(programs: &ProgramSet) -> Submission {
     let task = |index| Task {
         regcmd: programs.program_address(index),
-        body_words: ProgramSet::BODY_WORDS,
+        body_words: programs.fetch_words(),
         enable_mask: ProgramSet::ENABLE_MASK,
         int_mask: ProgramSet::INTERRUPT_MASK,
     };
     Submission::new(programs.core(), (0..programs.len()).map(task).collect())
 }
 
-fn check_len(what: &'static str, found: usize, needed: usize) -> Result<(), DriverError> {
+pub(crate) fn check_len(what: &'static str, found: usize, needed: usize) -> Result<(), DriverError> {
     if found == needed { Ok(()) } else { Err(DriverError::Shape { what, found, needed }) }
 }
 
@@ -446,32 +461,32 @@ fn quantise_rows(
     scales: &mut Vec<Scale>,
 ) -> Result<(), (usize, QuantError)> {
     let k = layout.k() as usize;
-    let quantised: Result<Vec<Scale>, (usize, QuantError)> = if let [slice] = layout.slices() {
-        // Rows lie behind each other: each is quantised in its place.
-        let start = slice.offset as usize;
-        let stored = slice.len as usize;
-        host[start..start + layout.rows() as usize * stored]
-            .par_chunks_mut(stored)
-            .zip(x.par_chunks(k))
-            .enumerate()
-            .map(|(index, (place, row))| {
-                let (data, padding) = place.split_at_mut(k);
-                padding.fill(0);
-                let codes = <[i8]>::mut_from_bytes(data).expect("bytes are bytes");
-                quantise_row(row, codes).map_err(|error| (index, error))
-            })
-            .collect()
-    } else {
-        let mut codes = vec![0i8; k];
-        x.chunks_exact(k)
-            .enumerate()
-            .map(|(index, row)| {
-                let scale = quantise_row(row, &mut codes).map_err(|error| (index, error))?;
-                layout.write_row(index as u32, &codes, host);
-                Ok(scale)
-            })
-            .collect()
-    };
+    let quantised: Result<Vec<Scale>, (usize, QuantError)> =
+        if let Some((slice, stored)) = layout.dense_rows() {
+            // Rows lie behind each other: each is quantised in its place.
+            let start = slice.offset as usize;
+            host[start..start + layout.rows() as usize * stored]
+                .par_chunks_mut(stored)
+                .zip(x.par_chunks(k))
+                .enumerate()
+                .map(|(index, (place, row))| {
+                    let (data, padding) = place.split_at_mut(k);
+                    padding.fill(0);
+                    let codes = <[i8]>::mut_from_bytes(data).expect("bytes are bytes");
+                    quantise_row(row, codes).map_err(|error| (index, error))
+                })
+                .collect()
+        } else {
+            let mut codes = vec![0i8; k];
+            x.chunks_exact(k)
+                .enumerate()
+                .map(|(index, row)| {
+                    let scale = quantise_row(row, &mut codes).map_err(|error| (index, error))?;
+                    layout.write_row(index as u32, &codes, host);
+                    Ok(scale)
+                })
+                .collect()
+        };
     *scales = quantised?;
     Ok(())
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use ork_device::{DeviceError, Finding, SubmitError};
-use ork_layout::LayoutError;
-use ork_plan::Decline;
+use ork_isa::Precision;
+use ork_layout::{Format, LayoutError};
+use ork_plan::{Datapath, Decline};
 use ork_quant::QuantError;
 use ork_synth::SynthError;
 
@@ -118,6 +119,34 @@ pub enum DriverError {
         /// Channels.
         k: usize,
     },
+    /// Elements of one precision for a weight of another.
+    #[error("weight {name} is for {format}, and was given {found} elements")]
+    Precision {
+        /// The weight.
+        name: String,
+        /// What the weight is for.
+        format: Format,
+        /// What came.
+        found: Precision,
+    },
+    /// The NPU could not be reset, which a change of the datapath needs.
+    #[error("changing the NPU to {datapath} programs")]
+    Datapath {
+        /// The datapath to be entered.
+        datapath: Datapath,
+        /// Why it failed.
+        source: DeviceError,
+    },
+    /// The sums of an int16 product may not fit the 32 bits of the int16 datapath.
+    #[error(
+        "int16 sums of {k} products of up to {largest} can leave the 32 bits in which the int16 datapath saturates"
+    )]
+    Int16Sum {
+        /// Channels.
+        k: usize,
+        /// The largest magnitude of a product.
+        largest: u64,
+    },
     /// The worker threads could not be started.
     #[error("cannot start a thread for each NPU core: {0}")]
     Threads(String),
@@ -132,7 +161,10 @@ impl DriverError {
                 "keep some weights on the CPU (offload.exclude) or use a smaller model{}",
                 source.hint().map(|hint| format!("; {hint}")).unwrap_or_default()
             )),
-            Self::Buffer { source, .. } => source.hint().map(str::to_owned),
+            Self::Int16Sum { .. } => {
+                Some("ask for the int16 product through bytes, which is exact".to_owned())
+            }
+            Self::Buffer { source, .. } | Self::Datapath { source, .. } => source.hint().map(str::to_owned),
             Self::Submit { source, .. } => source.hint().map(str::to_owned),
             Self::Objection { .. } | Self::Synth { .. } => Some(
                 "please report it with the shape; `offload.route = \"cpu\"` avoids the NPU meanwhile"

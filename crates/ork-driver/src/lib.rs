@@ -11,18 +11,24 @@
 //! f32 rows ◀─ scales ◀─ sum of K slices ◀─ ork-layout ◀─ output ◀─ invalidate ┘
 //! ```
 //!
+//! [`Driver::product`] multiplies operands as they are, in every precision of [`Product`](ork_plan::Product); the int8
+//! product underneath [`Driver::matmul`] is one of them.
+//!
 //! Nothing is computed some other way: a shape that cannot be computed is declined by [`Driver::check`] with the law
 //! that forbids it, and whatever fails later is an error.
 #![forbid(unsafe_code)]
 
 mod accumulate;
 mod counters;
+mod datapath;
 mod driver;
 mod error;
+mod product;
 mod scratch;
 mod weight;
 
 pub use counters::DriverCounters;
 pub use driver::{Driver, DriverOptions, MatmulGroup};
 pub use error::DriverError;
+pub use product::{Operands, Requantise, Values};
 pub use weight::Weight;

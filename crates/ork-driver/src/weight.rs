@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use ork_device::{Device, Purpose, ResidentBuffer};
 use ork_isa::soc::Soc;
-use ork_layout::{Format, WeightLayout};
-use ork_plan::weight_layout;
+use ork_layout::{Element, Format, WeightLayout};
+use ork_plan::{PlanOptions, weight_layout_with};
 use ork_quant::{QuantError, Scale, quantise_row};
 use rayon::prelude::*;
 
 use crate::DriverError;
 
-/// A weight in device memory: int8, tiled, with one scale per output channel. Dropping it frees the memory.
+/// A weight in device memory: tiled, with one scale per output channel. Dropping it frees the memory.
+///
+/// Weights for products of floats as they are (see [`crate::Driver::load`]) are int8 with scales of their own; weights of
+/// given elements have scales of 1.
 #[derive(Debug)]
 pub struct Weight {
     name: String,
@@ -39,6 +42,12 @@ impl Weight {
         &self.name
     }
 
+    /// Precisions of the products it is for.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.layout.format()
+    }
+
     /// Bytes of device memory.
     #[must_use]
     pub fn device_bytes(&self) -> u64 {
@@ -60,18 +69,15 @@ impl Weight {
     /// Quantises f32 rows per output channel and uploads them.
     pub(crate) fn from_f32(
         device: &Device,
-        soc: &Soc,
+        layout: WeightLayout,
         name: &str,
-        k: usize,
-        n: usize,
         rows: Rows<'_, f32>,
     ) -> Result<Self, DriverError> {
+        let k = layout.k() as usize;
         Self::pack(
             device,
-            soc,
+            layout,
             name,
-            k,
-            n,
             |row| {
                 let mut floats = vec![0f32; k];
                 move |channel, codes: &mut [i8]| {
@@ -83,25 +89,21 @@ impl Weight {
         )
     }
 
-    /// Uploads rows that are int8 already; their scales are 1.
-    pub(crate) fn from_codes(
+    /// Uploads rows as they are; their scales are 1.
+    pub(crate) fn from_elements<T: Element>(
         device: &Device,
-        soc: &Soc,
+        layout: WeightLayout,
         name: &str,
-        k: usize,
-        n: usize,
-        rows: Rows<'_, i8>,
+        rows: Rows<'_, T>,
     ) -> Result<Self, DriverError> {
         let one = Scale::new(1.0).expect("1 is a scale");
         Self::pack(
             device,
-            soc,
+            layout,
             name,
-            k,
-            n,
             |row| {
-                move |channel, codes: &mut [i8]| {
-                    row(channel, codes);
+                move |channel, elements: &mut [T]| {
+                    row(channel, elements);
                     Ok(one)
                 }
             },
@@ -109,21 +111,19 @@ impl Weight {
         )
     }
 
-    /// Packs kernel groups in parallel. `encoder` makes one encoder per thread: it fills the codes of an output
+    /// Packs kernel groups in parallel. `encoder` makes one encoder per thread: it fills the elements of an output
     /// channel and gives its scale.
-    fn pack<'r, T, E>(
+    fn pack<'r, T, C: Element, E>(
         device: &Device,
-        soc: &Soc,
+        layout: WeightLayout,
         name: &str,
-        k: usize,
-        n: usize,
         encoder: impl Fn(Rows<'r, T>) -> E + Sync,
         rows: Rows<'r, T>,
     ) -> Result<Self, DriverError>
     where
-        E: FnMut(usize, &mut [i8]) -> Result<Scale, QuantError>,
+        E: FnMut(usize, &mut [C]) -> Result<Scale, QuantError>,
     {
-        let layout = weight_layout_of(name, k, n, soc)?;
+        let (k, n) = (layout.k() as usize, layout.n() as usize);
         let bytes = layout.bytes();
         let hold = |source| DriverError::Hold { name: name.to_owned(), k, n, bytes, source };
         let mut buffer = device.alloc(Purpose::Data, bytes).map_err(hold)?;
@@ -133,7 +133,7 @@ impl Weight {
             .kernel_groups_mut(buffer.host_mut())
             .into_par_iter()
             .map_init(
-                || (encoder(rows), vec![0i8; group_rows * k]),
+                || (encoder(rows), vec![C::default(); group_rows * k]),
                 |(encode, codes), mut group| {
                     let columns = group.columns();
                     let first = columns.start as usize;
@@ -141,7 +141,7 @@ impl Weight {
                     for (place, channel) in codes.chunks_exact_mut(k).zip(first..columns.end as usize) {
                         scales.push(encode(channel, place)?);
                     }
-                    let channels: Vec<&[i8]> = codes.chunks_exact(k).take(scales.len()).collect();
+                    let channels: Vec<&[C]> = codes.chunks_exact(k).take(scales.len()).collect();
                     group.pack(&channels);
                     Ok(scales)
                 },
@@ -154,15 +154,17 @@ impl Weight {
     }
 }
 
-/// The layout of an int8 weight.
+/// The layout of a weight.
 pub(crate) fn weight_layout_of(
     name: &str,
+    format: Format,
     k: usize,
     n: usize,
     soc: &Soc,
+    options: &PlanOptions,
 ) -> Result<WeightLayout, DriverError> {
     // A dimension beyond 32 bits is too large in any case; the layout says so with its numbers.
     let narrow = |dimension: usize| u32::try_from(dimension).unwrap_or(u32::MAX);
-    weight_layout(Format::INT8_INT32, narrow(k), narrow(n), soc)
+    weight_layout_with(format, narrow(k), narrow(n), soc, options)
         .map_err(|source| DriverError::Layout { name: name.to_owned(), source })
 }

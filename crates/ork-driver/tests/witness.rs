@@ -10,7 +10,7 @@ use ork_isa::{Iova, Link};
 use ork_layout::{FeatureLayout, Format, WeightLayout};
 use ork_plan::laws::row_caps;
 use ork_plan::schedule::{self, Schedule};
-use ork_plan::{Decision, PlanOptions, Problem, decide, weight_layout};
+use ork_plan::{Decision, Form, PROGRAM_BODY_WORDS, PlanOptions, Problem, Reuse, decide, weight_layout};
 use ork_synth::{MatmulTask, OutputStage, ProgramSet, matmul_program};
 use ork_testkit::{Case, Shape, compare, reference};
 
@@ -47,12 +47,14 @@ fn run_one_program(shape: Shape, schedule: Schedule, seed: u64) -> Outcome {
     let mut regcmd = device.alloc(Purpose::Regcmd, 4096).unwrap();
     let task = MatmulTask {
         format: Format::INT8_INT32,
+        form: Form::Rows,
         rows: shape.m,
         k: shape.k,
         n: shape.n,
         row_stride: shape.n,
         split: schedule.split,
         grains: schedule.grains,
+        reuse: Reuse::Nothing,
         a: a.iova(),
         b: b.iova(),
         c: c.iova(),
@@ -63,7 +65,7 @@ fn run_one_program(shape: Shape, schedule: Schedule, seed: u64) -> Outcome {
     regcmd.flush(0..program.padded_bytes() as u64).unwrap();
 
     let Iova(at) = regcmd.iova();
-    let task = Task::dpu(Iova(at), ProgramSet::BODY_WORDS, ProgramSet::ENABLE_MASK);
+    let task = Task::dpu(Iova(at), PROGRAM_BODY_WORDS as u32, ProgramSet::ENABLE_MASK);
     match device.submit(&Submission::new(0, vec![task])) {
         Ok(done) => {
             let said: Vec<String> = done.findings().iter().map(ToString::to_string).collect();

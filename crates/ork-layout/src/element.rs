@@ -1,28 +1,39 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::fmt::Debug;
 
+use half::{bf16, f16};
+use ork_isa::Precision;
+
 mod sealed {
     pub trait Sealed {}
-    impl Sealed for i8 {}
-    impl Sealed for u16 {}
 }
 
-/// An element of `A` or `B` as the host holds it: `i8`, or the 16 bits of a float as `u16`.
+/// An element of a matrix as the host holds it, typed so that no two precisions of one size can be confused.
 ///
 /// Device memory is little endian whatever the host is.
 pub trait Element: sealed::Sealed + Copy + Default + Debug + PartialEq + Send + Sync {
-    /// Size in memory.
-    const BYTES: usize;
+    /// The precision of an operand of such elements.
+    const OPERAND: Precision;
+    /// The precision of a result of such elements. It differs for `f32` only: as an operand it is tf32.
+    const RESULT: Precision;
 
-    /// Writes `source` to `target`, which is exactly as long.
+    /// Writes `source` to `target`, which has [`stored_bytes`] bytes.
     fn store(source: &[Self], target: &mut [u8]);
 
     /// Reads as many elements as `target` holds.
     fn load(source: &[u8], target: &mut [Self]);
 }
 
+/// Bytes that so many elements take in memory.
+#[must_use]
+pub const fn stored_bytes<T: Element>(elements: usize) -> usize {
+    (elements * T::OPERAND.bits() as usize).div_ceil(8)
+}
+
+impl sealed::Sealed for i8 {}
 impl Element for i8 {
-    const BYTES: usize = 1;
+    const OPERAND: Precision = Precision::Int8;
+    const RESULT: Precision = Precision::Int8;
 
     #[inline]
     fn store(source: &[Self], target: &mut [u8]) {
@@ -46,20 +57,121 @@ impl Element for i8 {
     }
 }
 
-impl Element for u16 {
-    const BYTES: usize = 2;
+macro_rules! whole_bytes {
+    ($($type:ty: $operand:ident, $result:ident;)*) => { $(
+        impl sealed::Sealed for $type {}
+        impl Element for $type {
+            const OPERAND: Precision = Precision::$operand;
+            const RESULT: Precision = Precision::$result;
 
+            #[inline]
+            fn store(source: &[Self], target: &mut [u8]) {
+                for (bytes, element) in target.as_chunks_mut().0.iter_mut().zip(source) {
+                    *bytes = element.to_le_bytes();
+                }
+            }
+
+            #[inline]
+            fn load(source: &[u8], target: &mut [Self]) {
+                for (element, bytes) in target.iter_mut().zip(source.as_chunks().0) {
+                    *element = Self::from_le_bytes(*bytes);
+                }
+            }
+        }
+    )* };
+}
+
+whole_bytes! {
+    i16: Int16, Int16;
+    i32: Int32, Int32;
+    f16: Fp16, Fp16;
+    bf16: Bf16, Bf16;
+    f32: Tf32, Fp32;
+}
+
+/// A signed 4-bit integer, -8 to 7.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct Int4(i8);
+
+impl Int4 {
+    /// -8.
+    pub const MIN: Self = Self(-8);
+    /// 7.
+    pub const MAX: Self = Self(7);
+
+    /// The number, if it has 4 bits.
+    #[must_use]
+    pub const fn new(value: i8) -> Option<Self> {
+        if value >= Self::MIN.0 && value <= Self::MAX.0 { Some(Self(value)) } else { None }
+    }
+
+    /// The low nibble, as two's complement.
+    #[must_use]
+    pub const fn from_low_nibble(byte: u8) -> Self {
+        Self((byte << 4).cast_signed() >> 4)
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> i8 {
+        self.0
+    }
+}
+
+impl sealed::Sealed for Int4 {}
+impl Element for Int4 {
+    const OPERAND: Precision = Precision::Int4;
+    const RESULT: Precision = Precision::Int4;
+
+    /// Elements with an even index in the low nibble (`isa-int4-sdp.md` §1.3, measured elsewhere); the high nibble
+    /// behind an odd number of elements becomes 0.
     #[inline]
     fn store(source: &[Self], target: &mut [u8]) {
-        for (bytes, element) in target.chunks_exact_mut(2).zip(source) {
-            bytes.copy_from_slice(&element.to_le_bytes());
+        for (byte, pair) in target.iter_mut().zip(source.chunks(2)) {
+            let nibble = |index: usize| pair.get(index).map_or(0, |element| element.0.cast_unsigned() & 0xF);
+            *byte = nibble(0) | nibble(1) << 4;
         }
     }
 
     #[inline]
     fn load(source: &[u8], target: &mut [Self]) {
-        for (element, bytes) in target.iter_mut().zip(source.chunks_exact(2)) {
-            *element = u16::from_le_bytes([bytes[0], bytes[1]]);
+        for (pair, byte) in target.chunks_mut(2).zip(source) {
+            for (element, nibble) in pair.iter_mut().zip([*byte, *byte >> 4]) {
+                *element = Self::from_low_nibble(nibble);
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round_trip<T: Element>(elements: &[T]) -> Vec<u8> {
+        let mut bytes = vec![0xEE; stored_bytes::<T>(elements.len())];
+        T::store(elements, &mut bytes);
+        let mut back = vec![T::default(); elements.len()];
+        T::load(&bytes, &mut back);
+        assert_eq!(back, elements);
+        bytes
+    }
+
+    #[test]
+    fn memory_is_little_endian() {
+        assert_eq!(round_trip(&[0x1234i16, -2]), [0x34, 0x12, 0xFE, 0xFF]);
+        assert_eq!(round_trip(&[1.0f32]), [0, 0, 0x80, 0x3F]);
+        assert_eq!(round_trip(&[f16::from_f32(-2.0)]), [0, 0xC0]);
+        assert_eq!(round_trip(&[bf16::from_f32(-2.0)]), [0, 0xC0]);
+        assert_eq!(round_trip(&[-1i32]), [0xFF; 4]);
+        assert_eq!(round_trip(&[-1i8; 33]), [0xFF; 33]);
+    }
+
+    #[test]
+    fn nibbles_are_low_first_and_signed() {
+        let codes = |values: &[i8]| -> Vec<Int4> { values.iter().map(|&v| Int4::new(v).unwrap()).collect() };
+        assert_eq!(round_trip(&codes(&[-8, 7, 1])), [0x78, 0x01]);
+        assert_eq!(round_trip(&codes(&(-8..8).collect::<Vec<_>>())).len(), 8);
+        assert_eq!([Int4::new(8), Int4::new(-9)], [None, None]);
     }
 }

@@ -1,14 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::ops::Range;
 
+use serde::Serialize;
+
+use crate::element::stored_bytes;
 use crate::weight::host;
 use crate::{Element, Format, WeightLayout};
 
 /// Slices begin at a host cache line, so that a slice can be synchronised without touching its neighbours.
 const SLICE_ALIGN_BYTES: u64 = 64;
+const ATOM_BYTES: u64 = 16;
+
+/// How the rows of one K slice lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum FeatureForm {
+    /// Row-major: `A[m][k]` at `m * K + k` (`isa.md` §4.3, measured elsewhere). A program reads rows at a line stride
+    /// of exactly its K.
+    Rows,
+    /// Row-major, each row followed by as many zero bytes: the lines of an int4 batch (`isa-int4-sdp.md` §1.3, measured
+    /// elsewhere). Where batches begin does not matter: row `m` is at `2 m` lines in any case.
+    SpacedRows,
+    /// A cube: `A[m][k]` at `(k / elements of an atom * rows + m)` atoms (`isa.md` §4.2, captured).
+    Cube {
+        /// Rows of a surface: at least M.
+        surface_rows: u32,
+    },
+}
 
 /// One K slice of `A`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct FeatureSlice {
     /// First channel.
     pub k0: u32,
@@ -20,51 +40,68 @@ pub struct FeatureSlice {
     pub offset: u64,
 }
 
-/// Where the elements of `A` (M x K) lie: K slices outermost, then rows, then channels (`isa.md` §4.3, the
-/// row-major form; measured elsewhere). Each slice is a dense matrix of its own, so that a program reads rows at
-/// a line stride of exactly its K.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// Where the elements of `A` (M x K) lie: K slices outermost, inside each slice one of the [forms](FeatureForm). Each
+/// slice is a matrix of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct FeatureLayout {
     format: Format,
+    form: FeatureForm,
     rows: u32,
     k: u32,
     slices: Vec<FeatureSlice>,
     bytes: u64,
 }
 
-/// The part of one row that lies in one slice.
+/// A contiguous part of one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeaturePiece {
     /// Which channels of the row.
     pub k: Range<u32>,
     /// Where they lie, in bytes.
     pub data: Range<usize>,
-    /// The bytes behind them that must be zero; empty unless K ends inside the slice.
+    /// The bytes behind them that must be zero.
     pub padding: Range<usize>,
 }
 
 impl FeatureLayout {
-    /// The layout of `rows` rows for a matmul with this weight.
+    /// The row-major layout of `rows` rows for a matmul with this weight.
     #[must_use]
     pub fn for_weight(weight: &WeightLayout, rows: u32) -> Self {
-        let element = u64::from(weight.format().input_bytes());
+        Self::in_form(weight, rows, FeatureForm::Rows)
+    }
+
+    /// The layout of `rows` rows for a matmul with this weight.
+    ///
+    /// # Panics
+    /// If a surface of the form has fewer rows than there are.
+    #[must_use]
+    pub fn in_form(weight: &WeightLayout, rows: u32, form: FeatureForm) -> Self {
+        if let FeatureForm::Cube { surface_rows } = form {
+            assert!(surface_rows >= rows, "{rows} rows in surfaces of {surface_rows}");
+        }
         let mut bytes = 0u64;
         let slices = weight
             .slices()
             .iter()
             .map(|slice| {
                 let offset = bytes.next_multiple_of(SLICE_ALIGN_BYTES);
-                bytes = offset + u64::from(rows) * u64::from(slice.len) * element;
+                bytes = offset + slice_bytes(weight.format(), form, rows, slice.len);
                 FeatureSlice { k0: slice.k0, len: slice.len, real: slice.real, offset }
             })
             .collect();
-        Self { format: weight.format(), rows, k: weight.k(), slices, bytes }
+        Self { format: weight.format(), form, rows, k: weight.k(), slices, bytes }
     }
 
     /// Precisions.
     #[must_use]
     pub fn format(&self) -> Format {
         self.format
+    }
+
+    /// How rows lie inside a slice.
+    #[must_use]
+    pub fn form(&self) -> FeatureForm {
+        self.form
     }
 
     /// M.
@@ -91,7 +128,17 @@ impl FeatureLayout {
         self.bytes
     }
 
-    /// Byte offset of row `m` of a slice.
+    /// The slice and the distance of its rows in bytes, when there is one slice and its rows follow each other without
+    /// a gap: each row can then be written in its place by a thread of its own.
+    #[must_use]
+    pub fn dense_rows(&self) -> Option<(FeatureSlice, usize)> {
+        match (self.form, self.slices.as_slice()) {
+            (FeatureForm::Rows, [slice]) => Some((*slice, host(self.pitch(slice)))),
+            _ => None,
+        }
+    }
+
+    /// Byte offset of row `m` of a slice: of its first atom.
     ///
     /// # Panics
     /// If the slice or the row does not exist.
@@ -99,10 +146,10 @@ impl FeatureLayout {
     pub fn row_offset(&self, slice: usize, m: u32) -> u64 {
         assert!(m < self.rows, "row {m} of {}", self.rows);
         let slice = &self.slices[slice];
-        slice.offset + u64::from(m) * u64::from(slice.len) * u64::from(self.format.input_bytes())
+        slice.offset + u64::from(m) * self.pitch(slice)
     }
 
-    /// Byte offset of `A[m][k]`, padding included.
+    /// Byte offset of `A[m][k]`, padding included; of the byte that holds it, if it has half a byte.
     ///
     /// # Panics
     /// If the element does not exist.
@@ -110,36 +157,62 @@ impl FeatureLayout {
     pub fn offset(&self, m: u32, k: u32) -> u64 {
         let index = self.slices.partition_point(|slice| slice.k0 + slice.len <= k);
         assert!(index < self.slices.len(), "channel {k} lies behind the last slice");
+        let channel = k - self.slices[index].k0;
+        let whole = |elements: u32| u64::from(elements) * u64::from(self.format.input().bits()) / 8;
         self.row_offset(index, m)
-            + u64::from(k - self.slices[index].k0) * u64::from(self.format.input_bytes())
+            + match self.form {
+                FeatureForm::Rows | FeatureForm::SpacedRows => whole(channel),
+                FeatureForm::Cube { surface_rows } => {
+                    let per_atom = self.format.input_per_atom();
+                    u64::from(channel / per_atom) * u64::from(surface_rows) * ATOM_BYTES
+                        + whole(channel % per_atom)
+                }
+            }
     }
 
-    /// Where the parts of row `m` go, slice by slice: for a quantiser that writes into the buffer directly.
+    /// Where the parts of row `m` go, by rising channel: for a quantiser that writes into the buffer directly.
     ///
     /// # Panics
     /// If the row does not exist.
     pub fn row_pieces(&self, m: u32) -> impl Iterator<Item = FeaturePiece> + '_ {
         assert!(m < self.rows, "row {m} of {}", self.rows);
-        let element = u64::from(self.format.input_bytes());
-        self.slices.iter().enumerate().map(move |(index, slice)| {
+        self.slices.iter().enumerate().flat_map(move |(index, slice)| {
             let start = self.row_offset(index, m);
-            let end = start + u64::from(slice.real) * element;
-            FeaturePiece {
-                k: slice.k0..slice.k0 + slice.real,
-                data: host(start)..host(end),
-                padding: host(end)..host(start + u64::from(slice.len) * element),
-            }
+            // Channels that follow each other, and the distance of such runs.
+            let (run, pitch) = match self.form {
+                FeatureForm::Rows | FeatureForm::SpacedRows => (slice.len, 0),
+                FeatureForm::Cube { surface_rows } => {
+                    (self.format.input_per_atom(), u64::from(surface_rows) * ATOM_BYTES)
+                }
+            };
+            let stored = match self.form {
+                FeatureForm::SpacedRows => self.pitch(slice),
+                FeatureForm::Rows | FeatureForm::Cube { .. } => self.format.input_bytes(run.into()),
+            };
+            (0..slice.len).step_by(run as usize).map(move |from| {
+                let real = slice.real.saturating_sub(from).min(run);
+                let first = slice.k0 + from.min(slice.real);
+                let at = start + u64::from(from / run) * pitch;
+                let end = at + self.format.input_bytes(real.into());
+                FeaturePiece {
+                    k: first..first + real,
+                    data: host(at)..host(end),
+                    padding: host(end)..host(at + stored),
+                }
+            })
         })
     }
 
     /// Writes row `m`, zeros beyond K included.
     ///
     /// # Panics
-    /// If `row` does not hold K elements of the layout's size, or `features` is shorter than the layout.
+    /// If `row` does not hold K elements of the layout's precision, or `features` is shorter than the layout.
     pub fn write_row<T: Element>(&self, m: u32, row: &[T], features: &mut [u8]) {
         self.check::<T>(row.len());
         for piece in self.row_pieces(m) {
-            T::store(&row[piece.k.start as usize..piece.k.end as usize], &mut features[piece.data]);
+            let elements = &row[piece.k.start as usize..piece.k.end as usize];
+            debug_assert_eq!(stored_bytes::<T>(elements.len()), piece.data.len());
+            T::store(elements, &mut features[piece.data]);
             features[piece.padding].fill(0);
         }
     }
@@ -155,8 +228,32 @@ impl FeatureLayout {
         }
     }
 
+    /// Distance of the rows of a slice.
+    fn pitch(&self, slice: &FeatureSlice) -> u64 {
+        match self.form {
+            FeatureForm::Rows => self.format.input_bytes(slice.len.into()),
+            FeatureForm::SpacedRows => 2 * self.format.input_bytes(slice.len.into()),
+            FeatureForm::Cube { .. } => ATOM_BYTES,
+        }
+    }
+
     fn check<T: Element>(&self, elements: usize) {
         assert_eq!(elements as u64, u64::from(self.k), "one row has K elements");
-        assert_eq!(T::BYTES as u64, u64::from(self.format.input_bytes()), "elements of {}", self.format);
+        assert_eq!(T::OPERAND, self.format.input(), "elements of {}", self.format);
+    }
+}
+
+/// Bytes of a slice.
+fn slice_bytes(format: Format, form: FeatureForm, rows: u32, len: u32) -> u64 {
+    let line = format.input_bytes(len.into());
+    match form {
+        FeatureForm::Rows => u64::from(rows) * line,
+        // Behind a row, three more lines are read of which nothing is computed, one atom further on each.
+        FeatureForm::SpacedRows => {
+            u64::from(rows.saturating_sub(1)) * 2 * line + (2 * line).max(line + 3 * ATOM_BYTES)
+        }
+        FeatureForm::Cube { surface_rows } => {
+            u64::from(surface_rows) * u64::from(len.div_ceil(format.input_per_atom())) * ATOM_BYTES
+        }
     }
 }

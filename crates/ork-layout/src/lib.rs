@@ -5,8 +5,10 @@
 //!
 //! - [`Format`]: operand and result precision, and the tile shape that follows from it;
 //! - [`WeightLayout`]: `B`, cut into K slices, each slice tiled by kernel groups and channel blocks;
-//! - [`FeatureLayout`]: `A`, row-major inside each K slice;
-//! - [`OutputLayout`]: `C` as the NPU leaves it, one row-major surface for each column segment and K slice.
+//! - [`FeatureLayout`]: `A`, inside each K slice row-major, spaced or as a cube;
+//! - [`OutputLayout`]: `C` as the NPU leaves it, one surface for each column segment and K slice: row-major, a cube, or
+//!   the blocks of int4 batches;
+//! - [`Element`]: an operand or a result as the host holds it, nibbles included.
 //!
 //! A layout is a value: equal inputs give equal bytes, and it never looks at memory. Packers take the
 //! destination as an argument. Nothing here knows an address, a register or a hardware limit.
@@ -18,8 +20,8 @@ mod format;
 mod output;
 mod weight;
 
-pub use element::Element;
-pub use feature::{FeatureLayout, FeaturePiece, FeatureSlice};
+pub use element::{Element, Int4, stored_bytes};
+pub use feature::{FeatureForm, FeatureLayout, FeaturePiece, FeatureSlice};
 pub use format::{Format, UnsupportedFormat};
-pub use output::{ColumnSegment, OutputLayout, OutputPiece};
+pub use output::{ColumnSegment, OutputForm, OutputLayout, OutputPiece};
 pub use weight::{KSlice, KernelGroupMut, LayoutError, WeightLayout};

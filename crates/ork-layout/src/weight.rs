@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::ops::Range;
 
+use serde::Serialize;
+
+use crate::element::stored_bytes;
 use crate::{Element, Format};
 
 /// A layout that cannot exist.
@@ -33,7 +36,7 @@ pub enum LayoutError {
         /// The channel block.
         multiple: u32,
     },
-    /// The K slices do not add up to K.
+    /// The K slices do not hold K, or the last of them holds padding only.
     #[error("the K slices hold {found} channels and K padded is {k_padded}")]
     SliceSum {
         /// Sum of the lengths.
@@ -44,7 +47,7 @@ pub enum LayoutError {
 }
 
 /// A piece of K that is multiplied by its own programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct KSlice {
     /// First channel.
     pub k0: u32,
@@ -62,7 +65,7 @@ pub struct KSlice {
 /// (`isa.md` §4.1, captured from the vendor runtime; slices outermost is ours). So inside a slice the columns
 /// `[n0, n1)` are contiguous whenever both ends are multiples of the kernel group, and any column segmentation
 /// works from the same buffer. The layout does not depend on M.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct WeightLayout {
     format: Format,
     k: u32,
@@ -77,10 +80,11 @@ pub struct WeightLayout {
 const BLOCKS_AT_ONCE: usize = 4;
 
 impl WeightLayout {
-    /// A layout with these K slices; `slice_lens` are multiples of the channel block that add up to K padded.
+    /// A layout with these K slices; `slice_lens` are multiples of the channel block that together hold K. The last may
+    /// be longer than K needs: some programs want a least depth, and zeros change no sum.
     ///
     /// # Errors
-    /// [`LayoutError`] when K or N is 0 or cannot be padded, or when the slices do not cover K.
+    /// [`LayoutError`] when K or N is 0 or cannot be padded, or when the slices do not cover K exactly once.
     pub fn new(format: Format, k: u32, n: u32, slice_lens: &[u32]) -> Result<Self, LayoutError> {
         if k == 0 || n == 0 {
             return Err(LayoutError::Empty { k, n });
@@ -89,7 +93,9 @@ impl WeightLayout {
         let k_padded = padded(k, block)?;
         let n_padded = padded(n, format.kernel_group())?;
         let found = slice_lens.iter().map(|&len| u64::from(len)).sum();
-        if found != u64::from(k_padded) {
+        let last = slice_lens.last().map_or(0, |&len| u64::from(len));
+        let useless = last > 0 && found - last >= u64::from(k);
+        if found < u64::from(k_padded) || useless || found > u64::from(u32::MAX) {
             return Err(LayoutError::SliceSum { found, k_padded });
         }
         let (mut k0, mut offset) = (0, 0);
@@ -100,7 +106,8 @@ impl WeightLayout {
             }
             slices.push(KSlice { k0, len, real: len.min(k - k0), offset });
             k0 += len;
-            offset += u64::from(len) * u64::from(n_padded) * u64::from(format.input_bytes());
+            // A weight beyond all address space has a size that says so.
+            offset = offset.saturating_add(format.input_bytes(u64::from(len) * u64::from(n_padded)));
         }
         Ok(Self { format, k, n, n_padded, slices, bytes: offset })
     }
@@ -131,7 +138,7 @@ impl WeightLayout {
         self.n
     }
 
-    /// K rounded up to the channel block.
+    /// Channels of all slices: K rounded up to the channel block, or to what the last slice wants.
     #[must_use]
     pub fn k_padded(&self) -> u32 {
         self.slices.last().map_or(0, |slice| slice.k0 + slice.len)
@@ -161,7 +168,7 @@ impl WeightLayout {
         self.bytes
     }
 
-    /// Byte offset of `B[k][n]`, padding included.
+    /// Byte offset of `B[k][n]`, padding included; of the byte that holds it, if it has half a byte.
     ///
     /// # Panics
     /// If `k` or `n` lies outside the padded matrix.
@@ -199,7 +206,8 @@ impl WeightLayout {
     /// If `channel` does not hold K elements, `packed` not the whole layout, or `n` is not below N.
     pub fn pack_channel<T: Element>(&self, n: u32, channel: &[T], packed: &mut [u8]) {
         assert!(n < self.n, "channel {n} of {}", self.n);
-        self.check(channel.len(), packed.len(), T::BYTES);
+        self.check::<T>(channel.len());
+        self.check_whole(packed);
         let group = n / self.format.kernel_group();
         for (index, slice) in self.slices.iter().enumerate() {
             let range = host_range(self.kernel_group_bytes(index, group));
@@ -213,14 +221,15 @@ impl WeightLayout {
     /// As [`WeightLayout::pack_channel`].
     pub fn unpack_channel<T: Element>(&self, n: u32, packed: &[u8], channel: &mut [T]) {
         assert!(n < self.n, "channel {n} of {}", self.n);
-        self.check(channel.len(), packed.len(), T::BYTES);
+        self.check::<T>(channel.len());
+        self.check_whole(packed);
         let block = self.format.channel_block();
         for slice in &self.slices {
             for k in (0..slice.real).step_by(block as usize) {
                 let count = block.min(slice.real - k) as usize;
                 let start = host(slice.offset + self.offset_in_slice(slice, k, n));
                 let target = &mut channel[(slice.k0 + k) as usize..][..count];
-                T::load(&packed[start..start + count * T::BYTES], target);
+                T::load(&packed[start..start + stored_bytes::<T>(count)], target);
             }
         }
     }
@@ -230,8 +239,8 @@ impl WeightLayout {
     /// # Panics
     /// If `packed` does not hold the whole layout.
     pub fn clear_padding(&self, packed: &mut [u8]) {
-        assert_eq!(packed.len() as u64, self.bytes, "the whole weight buffer");
-        let row = (self.format.channel_block() * self.format.input_bytes()) as usize;
+        self.check_whole(packed);
+        let row = host(self.format.input_bytes(self.format.channel_block().into()));
         let first = self.n % self.format.kernel_group();
         if first == 0 {
             return;
@@ -250,7 +259,7 @@ impl WeightLayout {
     /// # Panics
     /// If `packed` does not hold the whole layout.
     pub fn kernel_groups_mut<'a>(&'a self, packed: &'a mut [u8]) -> Vec<KernelGroupMut<'a>> {
-        assert_eq!(packed.len() as u64, self.bytes, "the whole weight buffer");
+        self.check_whole(packed);
         let width = self.format.kernel_group();
         let mut groups: Vec<_> = (0..self.kernel_groups())
             .map(|group| {
@@ -270,10 +279,13 @@ impl WeightLayout {
         groups
     }
 
-    fn check(&self, elements: usize, packed: usize, element_bytes: usize) {
+    fn check<T: Element>(&self, elements: usize) {
         assert_eq!(elements as u64, u64::from(self.k), "one channel has K elements");
-        assert_eq!(packed as u64, self.bytes, "the whole weight buffer");
-        assert_eq!(element_bytes as u64, u64::from(self.format.input_bytes()), "elements of {}", self.format);
+        assert_eq!(T::OPERAND, self.format.input(), "elements of {}", self.format);
+    }
+
+    fn check_whole(&self, packed: &[u8]) {
+        assert_eq!(packed.len() as u64, self.bytes, "the whole weight buffer");
     }
 
     fn slice_of(&self, k: u32) -> usize {
@@ -282,7 +294,7 @@ impl WeightLayout {
     }
 
     fn group_bytes(&self, slice: &KSlice) -> u64 {
-        u64::from(slice.len) * u64::from(self.format.kernel_group() * self.format.input_bytes())
+        self.format.input_bytes(u64::from(slice.len) * u64::from(self.format.kernel_group()))
     }
 
     /// `isa.md` §4.1 inside one slice; `k` counts from the slice's first channel.
@@ -291,13 +303,13 @@ impl WeightLayout {
         let (group, block) = (self.format.kernel_group(), self.format.channel_block());
         let tile = u64::from(n / group) * u64::from(slice.len / block) + u64::from(k / block);
         let element = tile * u64::from(group * block) + u64::from((n % group) * block + k % block);
-        element * u64::from(self.format.input_bytes())
+        element * u64::from(self.format.input().bits()) / 8
     }
 
     /// Writes one channel into the group's memory of one slice.
     fn scatter_channel<T: Element>(&self, slice: &KSlice, row: u32, channel: &[T], group: &mut [u8]) {
         let block = self.format.channel_block() as usize;
-        let row_bytes = block * T::BYTES;
+        let row_bytes = stored_bytes::<T>(block);
         let tile_bytes = row_bytes * self.format.kernel_group() as usize;
         let source = &channel[slice.k0 as usize..][..slice.real as usize];
         let mut targets = group.chunks_exact_mut(tile_bytes).map(|tile| {
@@ -311,7 +323,7 @@ impl WeightLayout {
         }
         for (index, target) in targets.enumerate() {
             let elements = if index == 0 { tail } else { &[] };
-            let (data, zeros) = target.split_at_mut(elements.len() * T::BYTES);
+            let (data, zeros) = target.split_at_mut(stored_bytes::<T>(elements.len()));
             T::store(elements, data);
             zeros.fill(0);
         }
@@ -342,11 +354,11 @@ impl KernelGroupMut<'_> {
         let layout = self.layout;
         assert_eq!(channels.len(), self.columns.len(), "one channel for each column of the group");
         for channel in channels {
-            layout.check(channel.len(), host(layout.bytes), T::BYTES);
+            layout.check::<T>(channel.len());
         }
         let (kernels, block) =
             (layout.format.kernel_group() as usize, layout.format.channel_block() as usize);
-        let row_bytes = block * T::BYTES;
+        let row_bytes = stored_bytes::<T>(block);
         let tile_bytes = kernels * row_bytes;
         for (slice, memory) in layout.slices.iter().zip(&mut self.slices) {
             let whole_blocks = slice.real as usize / block;
@@ -371,7 +383,7 @@ impl KernelGroupMut<'_> {
             let (from, to) = (slice.k0 as usize + whole_blocks * block, (slice.k0 + slice.real) as usize);
             for (row, channel) in channels.iter().enumerate().take_while(|_| from < to) {
                 let elements = &channel[from..to];
-                T::store(elements, &mut tail[row * row_bytes..][..elements.len() * T::BYTES]);
+                T::store(elements, &mut tail[row * row_bytes..][..stored_bytes::<T>(elements.len())]);
             }
         }
     }
@@ -382,7 +394,7 @@ impl KernelGroupMut<'_> {
     /// If `n` is not one of [`KernelGroupMut::columns`] or the channel does not fit the layout.
     pub fn pack_channel<T: Element>(&mut self, n: u32, channel: &[T]) {
         assert!(self.columns.contains(&n), "channel {n} is not in {:?}", self.columns);
-        self.layout.check(channel.len(), host(self.layout.bytes), T::BYTES);
+        self.layout.check::<T>(channel.len());
         for (slice, memory) in self.layout.slices.iter().zip(&mut self.slices) {
             self.layout.scatter_channel(slice, n - self.columns.start, channel, memory);
         }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use half::f16;
 use ork_layout::{ColumnSegment, FeatureLayout, Format, LayoutError, OutputLayout, WeightLayout};
 use proptest::prelude::*;
 
@@ -92,6 +93,7 @@ fn impossible_layouts_are_refused() {
     assert_eq!(new(0, 5, &[]), LayoutError::Empty { k: 0, n: 5 });
     assert_eq!(new(5, 0, &[32]), LayoutError::Empty { k: 5, n: 0 });
     assert_eq!(new(64, 1, &[32]), LayoutError::SliceSum { found: 32, k_padded: 64 });
+    assert_eq!(new(64, 1, &[64, 32]), LayoutError::SliceSum { found: 96, k_padded: 64 });
     assert_eq!(new(64, 1, &[48, 16]), LayoutError::SliceLength { index: 0, len: 48, multiple: 32 });
     assert_eq!(new(64, 1, &[64, 0]), LayoutError::SliceLength { index: 1, len: 0, multiple: 32 });
     let huge = WeightLayout::one_slice(INT8, u32::MAX, 1).unwrap_err();
@@ -100,14 +102,26 @@ fn impossible_layouts_are_refused() {
 }
 
 #[test]
+fn a_slice_may_be_longer_than_k_needs() {
+    let layout = WeightLayout::new(INT8, 70, 32, &[512]).unwrap();
+    assert_eq!((layout.k(), layout.k_padded(), layout.bytes()), (70, 512, 512 * 32));
+    let mut packed = vec![0xAA; layout.bytes() as usize];
+    layout.pack_channel(3, &channel(3, 70), &mut packed);
+    for k in 0..512 {
+        let expected = if k < 70 { element(k, 3).cast_unsigned() } else { 0 };
+        assert_eq!(packed[layout.offset(k, 3) as usize], expected);
+    }
+}
+
+#[test]
 fn fp16_channels_are_packed_little_endian() {
     let layout = WeightLayout::one_slice(Format::FP16_FP32, 40, 3).unwrap();
     let mut packed = vec![0u8; layout.bytes() as usize];
-    let row: Vec<u16> = (0..40).map(|k| 0x1200 + k).collect();
+    let row: Vec<f16> = (0..40).map(|k| f16::from_bits(0x1200 + k)).collect();
     layout.pack_channel(2, &row, &mut packed);
     let at = layout.offset(33, 2) as usize;
     assert_eq!(packed[at..at + 2], [0x21, 0x12]);
-    let mut back = vec![0u16; 40];
+    let mut back = vec![f16::ZERO; 40];
     layout.unpack_channel(2, &packed, &mut back);
     assert_eq!(back, row);
 }
@@ -120,10 +134,10 @@ fn a_short_channel_is_a_bug() {
 }
 
 #[test]
-#[should_panic(expected = "elements of int8")]
-fn an_element_of_the_wrong_size_is_a_bug() {
-    let layout = WeightLayout::one_slice(INT8, 64, 32).unwrap();
-    layout.pack_channel(0, &[0u16; 64], &mut vec![0; layout.bytes() as usize]);
+#[should_panic(expected = "elements of bf16")]
+fn an_element_of_another_precision_is_a_bug() {
+    let layout = WeightLayout::one_slice(Format::BF16_FP32, 64, 32).unwrap();
+    layout.pack_channel(0, &[f16::ZERO; 64], &mut vec![0; layout.bytes() as usize]);
 }
 
 proptest! {

@@ -6,17 +6,20 @@
 
 use ork_isa::soc::Soc;
 use ork_layout::Format;
-use ork_timing::{Constant, Constants, FeatureOrder, Model, SubmitPath, TaskWork};
+use ork_timing::{Constant, Constants, Model, SubmitPath, TaskWork};
 
 pub use ork_timing::Modelled;
 
 use crate::BankSplit;
+use crate::form::{Form, Reuse};
 
 /// What the model asks of one task.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Work {
     /// Precisions.
     pub format: Format,
+    /// Kind of program.
+    pub form: Form,
     /// Rows.
     pub rows: u32,
     /// Channels.
@@ -25,6 +28,8 @@ pub struct Work {
     pub n: u32,
     /// Split of the convolution buffer.
     pub split: BankSplit,
+    /// What the task takes from the buffer.
+    pub reuse: Reuse,
     /// Cores that stream weights at the same time.
     pub cores: u8,
 }
@@ -35,8 +40,20 @@ pub struct Work {
 pub fn task(work: &Work, soc: &Soc) -> Modelled {
     let precisions = (work.format.input(), work.format.output());
     let buffer = u64::from(work.split.weight) * u64::from(soc.bank_bytes);
-    let task = TaskWork::matmul((work.rows, work.k, work.n), precisions, FeatureOrder::RowMajor, buffer);
+    let task = TaskWork::matmul((work.rows, work.k, work.n), precisions, work.form.order(), buffer);
+    let task = match work.reuse {
+        Reuse::Nothing => task,
+        Reuse::Weights => task.weights_kept(),
+        Reuse::Features => TaskWork { feature_bytes: 0, ..task },
+    };
     Model::default().task_on_cores(&task, work.cores).total + NEXT_PROGRAM
+}
+
+/// The soft reset that a change of the datapath can need: measured elsewhere, 105 ms on average
+/// (`isa-int4-sdp.md` §1.11).
+#[must_use]
+pub const fn reset() -> Modelled {
+    Modelled::from_us(105_000.0)
 }
 
 /// The fixed cost of handing chains to the cores and waiting for them. [`task`] has the cost of a further program in
@@ -55,12 +72,16 @@ mod tests {
     use super::*;
     use crate::schedule;
 
+    fn work(form: Form, rows: u32, k: u32, n: u32, split: BankSplit, cores: u8) -> Work {
+        Work { format: Format::INT8_INT32, form, rows, k, n, split, reuse: Reuse::Nothing, cores }
+    }
+
     /// The tasks of an int8 call on one core with schedule 1.
     fn tasks(rows: u32, k: u32, n: u32, tile: u32) -> f64 {
         let tiles = (0..rows).step_by(tile as usize).map(|m0| tile.min(rows - m0));
         let one = |rows| {
             let split = schedule::schedule_1(Format::INT8_INT32, k, rows, &RK3588).split;
-            task(&Work { format: Format::INT8_INT32, rows, k, n, split, cores: 1 }, &RK3588)
+            task(&work(Form::Rows, rows, k, n, split, 1), &RK3588)
         };
         tiles.map(one).sum::<Modelled>().us - NEXT_PROGRAM.us
     }
@@ -91,8 +112,7 @@ mod tests {
     fn overlap_needs_room_for_two_kernel_groups() {
         let at = |weight| {
             let split = BankSplit { data: 12 - weight, weight };
-            task(&Work { format: Format::INT8_INT32, rows: 32, k: 3584, n: 1216, split, cores: 1 }, &RK3588)
-                .us
+            task(&work(Form::Rows, 32, 3584, 1216, split, 1), &RK3588).us
         };
         assert_eq!(at(8), at(7));
         assert!(at(6) > 1.2 * at(7));
@@ -101,9 +121,38 @@ mod tests {
     #[test]
     fn cores_share_the_memory() {
         let split = BankSplit { data: 1, weight: 11 };
-        let at = |cores| {
-            task(&Work { format: Format::INT8_INT32, rows: 1, k: 2048, n: 2048, split, cores }, &RK3588).us
-        };
+        let at = |cores| task(&work(Form::Rows, 1, 2048, 2048, split, cores), &RK3588).us;
         assert!(at(2) < 1.01 * at(1) && at(3) > 1.2 * at(1));
+    }
+
+    #[test]
+    fn the_fold_meets_its_measured_rows() {
+        // isa.md §12.2: K = 3584, N = 1216, one core, tiles of at most 36 rows, short submits.
+        for (tiles, measured) in
+            [(&[36][..], 440.0), (&[36, 36], 843.0), (&[36, 36, 28], 1236.0), (&[36, 36, 36, 20], 1639.0)]
+        {
+            let surface_rows = tiles.iter().sum();
+            let one = |&rows: &u32| {
+                let form = Form::Fold { surface_rows };
+                let split =
+                    schedule::by_capacity(Format::INT8_INT32, form, 3584, rows, &RK3588).unwrap().split;
+                task(&work(form, rows, 3584, 1216, split, 1), &RK3588)
+            };
+            let modelled = Model::default().submit(SubmitPath::Short).us
+                + tiles.iter().map(one).sum::<Modelled>().us
+                - NEXT_PROGRAM.us;
+            assert!(
+                (modelled / measured - 1.0).abs() <= 0.05,
+                "{tiles:?}: {modelled:.0}, measured {measured}"
+            );
+        }
+    }
+
+    #[test]
+    fn kept_operands_are_not_read_again() {
+        let split = BankSplit { data: 1, weight: 11 };
+        let at = |reuse| task(&Work { reuse, ..work(Form::Rows, 16, 512, 512, split, 1) }, &RK3588).us;
+        assert!(at(Reuse::Weights) < 0.8 * at(Reuse::Nothing));
+        assert!(at(Reuse::Features) <= at(Reuse::Nothing));
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::fmt;
 
-use crate::plan::{PassShape, Plan, TileProgram};
+use crate::form::{Form, Reuse};
+use crate::plan::{Chain, PassShape, Plan, TileProgram};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -19,7 +20,8 @@ impl fmt::Display for Plan {
             self.pass_count(),
             self.modelled()
         )?;
-        writeln!(f, "rules: {}", self.rules.join(", "))?;
+        writeln!(f, "datapath: {}", self.datapath())?;
+        writeln!(f, "rules: {}", self.rules().collect::<Vec<_>>().join(", "))?;
         let extents = self.extents();
         writeln!(
             f,
@@ -33,6 +35,12 @@ impl fmt::Display for Plan {
 /// One line for each run of programs that differ only in their rows.
 fn table(shape: &PassShape, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "pass of {} rows, {}", shape.rows, shape.modelled)?;
+    let reused = |chain: &Chain| chain.programs.iter().filter(|tile| tile.reuse != Reuse::Nothing).count();
+    let reused: usize = shape.chains.iter().map(reused).sum();
+    if reused > 0 {
+        let tasks: usize = shape.chains.iter().map(|chain| chain.programs.len()).sum();
+        writeln!(f, "  {reused} of {tasks} programs keep an operand in the buffer")?;
+    }
     writeln!(f, "  core  columns            slice       K  row tiles")?;
     for chain in &shape.chains {
         let same = |a: &TileProgram, b: &TileProgram| (a.segment, a.k_slice) == (b.segment, b.k_slice);
@@ -43,7 +51,9 @@ fn table(shape: &PassShape, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             let mut last_slice = first.k_slice;
             while runs
                 .next_if(|next| {
-                    next[0].segment == first.segment && next[0].k == first.k && row_tiles(next) == tiles
+                    next[0].segment == first.segment
+                        && (next[0].k, next[0].form) == (first.k, first.form)
+                        && row_tiles(next) == tiles
                 })
                 .is_some()
             {
@@ -55,7 +65,11 @@ fn table(shape: &PassShape, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             } else {
                 format!("{}..={last_slice}", first.k_slice)
             };
-            writeln!(f, "  {:>4}  {columns:<17} {slices:>6} {:>7}  {tiles}", chain.core, first.k)?;
+            let form = match first.form {
+                Form::Rows => String::new(),
+                form => format!(", {form}"),
+            };
+            writeln!(f, "  {:>4}  {columns:<17} {slices:>6} {:>7}  {tiles}{form}", chain.core, first.k)?;
         }
     }
     Ok(())

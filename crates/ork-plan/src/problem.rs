@@ -3,7 +3,8 @@ use ork_isa::soc::Soc;
 use ork_layout::{Format, LayoutError, WeightLayout};
 use serde::{Deserialize, Serialize};
 
-use crate::rules::{self, Propose, Status, WeightQuery};
+use crate::explain::{Note, Outcome, Scope};
+use crate::rules::{self, Propose, Rule, Status, WeightQuery};
 
 /// A matmul: `C[m][n] = sum over k of A[m][k] * B[k][n]`.
 ///
@@ -24,7 +25,8 @@ pub struct PlanOptions {
     /// Cores to use at most; 0 means all of the chip. Default 0.
     pub cores: u8,
     /// Upper limit of the feature buffer and of the output buffer, each, in bytes. A matmul that needs more is done
-    /// in several passes of fewer rows. Default 64 MiB.
+    /// in several passes of fewer rows. The padding rows of cubes (up to 3, in the fold up to 35) come on top. Default
+    /// 64 MiB.
     pub scratch_bytes_max: u64,
     /// Names of rules that take the place of the default rules of their stage wherever they apply. Default empty.
     pub rules: Vec<String>,
@@ -59,15 +61,43 @@ pub fn weight_layout_with(
     _soc: &Soc,
     options: &PlanOptions,
 ) -> Result<WeightLayout, LayoutError> {
+    let query = weight_query(format, k)?;
+    let taken = slicing(&query, options).into_iter().find_map(|(_, lens)| lens.ok());
+    WeightLayout::new(format, k, n, &taken.unwrap_or_else(|| vec![query.k]))
+}
+
+fn weight_query(format: Format, k: u32) -> Result<WeightQuery, LayoutError> {
     let block = format.channel_block();
-    let k_padded =
-        k.checked_next_multiple_of(block).ok_or(LayoutError::TooLarge { value: k, multiple: block })?;
-    let query = WeightQuery { format, k: k_padded };
+    let k = k.checked_next_multiple_of(block).ok_or(LayoutError::TooLarge { value: k, multiple: block })?;
+    Ok(WeightQuery { format, k })
+}
+
+/// What each rule of the K-slice stage says, named rules first, then default rules; the first slicing is taken.
+fn slicing(
+    query: &WeightQuery,
+    options: &PlanOptions,
+) -> Vec<(&'static Rule, Result<Vec<u32>, &'static str>)> {
     let named = options.rules.iter().filter_map(|name| rules::find(name));
     let defaults = rules::TABLE.iter().filter(|rule| rule.status == Status::Default);
-    let lens = named.chain(defaults).find_map(|rule| match rule.propose {
-        Propose::KSlices { applies, propose } if applies(&query).is_ok() => Some(propose(&query)),
+    let ask = |rule: &'static Rule| match rule.propose {
+        Propose::KSlices { applies, propose } => Some((rule, applies(query).map(|()| propose(query)))),
         _ => None,
-    });
-    WeightLayout::new(format, k, n, &lens.unwrap_or_else(|| vec![k_padded]))
+    };
+    named.chain(defaults).filter_map(ask).collect()
+}
+
+/// The rules of the K-slice stage and what became of them.
+pub(crate) fn slicing_notes(format: Format, k: u32, options: &PlanOptions) -> Result<Vec<Note>, LayoutError> {
+    let mut taken = false;
+    let mut notes = Vec::new();
+    for (rule, lens) in slicing(&weight_query(format, k)?, options) {
+        let outcome = match lens {
+            Err(reason) => Outcome::NotApplicable(reason),
+            Ok(_) if taken => Outcome::NotAsked("another rule cut K"),
+            Ok(_) => Outcome::Taken,
+        };
+        taken |= outcome == Outcome::Taken;
+        notes.push(Note { rule: rule.name, scope: Scope::Weight, outcome });
+    }
+    Ok(notes)
 }

@@ -8,6 +8,7 @@ use ork_isa::soc::Soc;
 use ork_layout::Format;
 
 use crate::BankSplit;
+use crate::form::Form;
 use crate::laws::feature_banks;
 
 /// The scheduling fields of a program.
@@ -37,7 +38,7 @@ const GRAINS_MAX: u64 = 1023;
 /// beyond the row caps the clamp gives too few of one kind.
 #[must_use]
 pub fn schedule_1(format: Format, k: u32, rows: u32, soc: &Soc) -> Schedule {
-    let line_bytes = i64::from(k) * i64::from(format.input_bytes());
+    let line_bytes = format.input_bytes(k.into()).cast_signed();
     let all_weights = word(1, soc.cbuf_banks - 1);
     let fewest_weights = word(soc.cbuf_banks - 1, 1);
     // base = int(177 - 15 * (scale - 1)), slope = int(15 * scale), with scale = K bytes / 512.
@@ -50,18 +51,30 @@ pub fn schedule_1(format: Format, k: u32, rows: u32, soc: &Soc) -> Schedule {
 }
 
 /// The split that just holds the rows, all other banks for weights: recipe 1 and the fold use it (`isa.md` §6, §11),
-/// with rows rounded to 64 bytes (§10.2). `None` when the rows leave no weight bank.
+/// with lines rounded to 64 bytes (§10.2). `None` when the rows leave no weight bank.
 #[must_use]
-pub fn by_capacity(format: Format, k: u32, rows: u32, soc: &Soc) -> Option<Schedule> {
-    let data = u32::try_from(feature_banks(format, k, rows, soc)).ok()?;
+pub fn by_capacity(format: Format, form: Form, k: u32, rows: u32, soc: &Soc) -> Option<Schedule> {
+    let data = u32::try_from(feature_banks(format, form, k, rows, soc)).ok()?;
     let weight = soc.cbuf_banks.checked_sub(data).filter(|&banks| banks > 0)?;
-    Some(Schedule { split: BankSplit { data, weight }, grains: buffered_rows(rows, GRAINS_MAX) })
+    Some(Schedule { split: BankSplit { data, weight }, grains: grains(form, rows) })
+}
+
+/// Schedule 0 (`isa.md` §10.3): one feature bank however many rows; it holds 16384 / K rows of fp16.
+#[must_use]
+pub fn one_bank(form: Form, rows: u32, soc: &Soc) -> Schedule {
+    let split = BankSplit { data: 1, weight: soc.cbuf_banks - 1 };
+    Schedule { split, grains: grains(form, rows) }
 }
 
 /// One row: one feature bank, two grains (`isa.md` §10.4, measured elsewhere for K up to 10752).
 #[must_use]
 pub fn single_row(soc: &Soc) -> Schedule {
-    Schedule { split: BankSplit { data: 1, weight: soc.cbuf_banks - 1 }, grains: 2 }
+    one_bank(Form::Rows, 1, soc)
+}
+
+/// Lines to buffer before computing: one more than the input has (`isa.md` §10.8). A fold tile has one line.
+fn grains(form: Form, rows: u32) -> u32 {
+    buffered_rows(form.height_and_width(rows).0, GRAINS_MAX)
 }
 
 /// R of `isa.md` §10.3: the largest power of two of rows that two banks of int8 features hold.
@@ -147,10 +160,14 @@ mod tests {
     #[test]
     fn capacity_split_of_the_fold() {
         // isa.md §11 at K = 3584: 0xB1 for m <= 8 (by 10.2 up to 9), 0xA2 to 16, 0x93 to 24, 0x84 for 28..36.
-        let at = |rows| by_capacity(Format::INT8_INT32, 3584, rows, &RK3588).map(|s| s.split.data);
+        let fold = Form::Fold { surface_rows: 101 };
+        let at = |rows| by_capacity(Format::INT8_INT32, fold, 3584, rows, &RK3588).map(|s| s.split.data);
         assert_eq!([8, 16, 24, 28, 32, 36].map(at), [1, 2, 3, 4, 4, 4].map(Some));
         assert_eq!(at(100), Some(11));
         assert_eq!(at(101), None);
+        // 0x1010 = 0x20 for all sizes.
+        let tall = by_capacity(Format::INT8_INT32, fold, 3584, 36, &RK3588);
+        assert_eq!(tall.map(|schedule| schedule.grains), Some(2));
     }
 
     #[test]
@@ -162,7 +179,10 @@ mod tests {
                     assert!(
                         schedule.split.data <= 15 && schedule.split.weight <= 15 && schedule.grains <= 1023
                     );
-                    let _ = by_capacity(format, k, rows, &RK3588);
+                    for form in [Form::Rows, Form::Int4Batch, Form::Fold { surface_rows: rows }] {
+                        let _ = by_capacity(format, form, k, rows, &RK3588);
+                        assert!(one_bank(form, rows, &RK3588).grains <= 1023);
+                    }
                 }
             }
         }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How the rows of one column segment and K slice are cut: by asking for every number of tiles.
 
+use std::iter::once;
+
 use ork_isa::soc::Soc;
 
 use crate::cost::{self, Modelled, Work};
 use crate::explain::{Note, Outcome, Scope};
+use crate::form::Reuse;
 use crate::laws::{self, Geometry, Violation};
-use crate::rules::{Propose, RowQuery, Rule};
+use crate::rules::{Heights, Propose, RowQuery, Rule};
 use crate::schedule::Schedule;
 
 /// Tallest tile worth asking for: the row fields of the feature loader have 11 bits.
@@ -19,7 +22,7 @@ pub(crate) struct RowTiling {
     whole: Tile,
     whole_tiles: u32,
     rest: Option<Tile>,
-    pub(crate) modelled: Modelled,
+    modelled: Modelled,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,7 +49,7 @@ impl RowTiling {
 pub(crate) enum NoTiling {
     /// No rule applies.
     NoRule,
-    /// Rules apply, and this is what the laws say of one row under the first of them.
+    /// Rules apply, and this is what the laws say of the shortest tile under the first of them.
     Law(&'static str, Violation),
 }
 
@@ -54,18 +57,17 @@ pub(crate) enum NoTiling {
 pub(crate) fn best(
     rules: &[&'static Rule],
     query: &RowQuery,
-    cores: u8,
     soc: &Soc,
     notes: &mut Vec<Note>,
 ) -> Result<RowTiling, NoTiling> {
-    let scope = Scope::Rows { rows: query.rows, k: query.k, n: query.n };
+    let scope = Scope::Rows { rows: query.tiles.rows, k: query.k, n: query.n };
     let mut found: Option<RowTiling> = None;
     let mut refused = None;
     for rule in rules {
         let Propose::Rows { applies, propose } = rule.propose else { continue };
         let outcome = match applies(query) {
             Err(reason) => Outcome::NotApplicable(reason),
-            Ok(()) => match search(rule.name, query, cores, soc, |rows| propose(query, rows, soc)) {
+            Ok(()) => match search(rule.name, query, soc, |rows| propose(query, rows, soc)) {
                 Ok(tiling) => {
                     if found.is_none_or(|best| tiling.modelled < best.modelled) {
                         found = Some(tiling);
@@ -92,7 +94,6 @@ pub(crate) fn best(
 fn search(
     rule: &'static str,
     query: &RowQuery,
-    cores: u8,
     soc: &Soc,
     schedule: impl Fn(u32) -> Option<Schedule>,
 ) -> Result<RowTiling, Violation> {
@@ -101,30 +102,55 @@ fn search(
         laws::check(&geometry(query, rows, schedule), soc).map(|()| Tile { rows, schedule })
     };
     let modelled = |tile: &Tile| {
+        let &RowQuery { format, tiles, k, n, cores, .. } = query;
         let Tile { rows, schedule } = *tile;
-        let split = schedule.split;
-        cost::task(&Work { format: query.format, rows, k: query.k, n: query.n, split, cores }, soc)
+        let work = Work {
+            format,
+            form: tiles.form,
+            rows,
+            k,
+            n,
+            split: schedule.split,
+            reuse: Reuse::Nothing,
+            cores,
+        };
+        cost::task(&work, soc)
     };
     let tiling = |height: u32| -> Result<RowTiling, Violation> {
-        let (whole_tiles, left) = (query.rows / height, query.rows % height);
+        let (whole_tiles, left) = (query.tiles.rows / height, query.tiles.rows % height);
         let whole = tile(height)?;
         let rest = if left == 0 { None } else { Some(tile(left)?) };
         let total = modelled(&whole) * f64::from(whole_tiles) + rest.iter().map(modelled).sum();
         Ok(RowTiling { rule, whole, whole_tiles, rest, modelled: total })
     };
-    // The least height of its number of tiles.
-    let even = |height: &u32| query.rows.div_ceil(query.rows.div_ceil(*height)) == *height;
     let mut found: Option<RowTiling> = None;
-    let mut refused = no_schedule(query.rows);
-    for height in (1..=query.rows.min(HEIGHT_MAX)).rev().filter(even) {
+    let mut refused = no_schedule(query.tiles.rows);
+    for height in heights(query.tiles.heights, query.tiles.rows) {
         match tiling(height) {
             Ok(tiling) if found.is_none_or(|best| tiling.modelled < best.modelled) => found = Some(tiling),
             Ok(_) => {}
             Err(violation) => refused = violation,
         }
     }
-    // If nothing is legal, the last height asked for was one row, and its violation is the plainest.
+    // If nothing is legal, the last height asked for was the least, and its violation is the plainest.
     found.ok_or(refused)
+}
+
+/// Heights to ask for, falling.
+fn heights(heights: Heights, rows: u32) -> Box<dyn Iterator<Item = u32>> {
+    match heights {
+        Heights::Any => evenly(rows, 1),
+        Heights::MultiplesOf(step) => evenly(rows, step),
+        Heights::Exactly(height) => Box::new(once(height.min(rows))),
+        Heights::OfTheFold => Box::new(laws::fold::TILES.into_iter().filter(move |size| *size <= rows)),
+    }
+}
+
+/// For each number of tiles, the least multiple of `step` that needs no more tiles.
+fn evenly(rows: u32, step: u32) -> Box<dyn Iterator<Item = u32>> {
+    let (steps, most) = (rows.div_ceil(step), HEIGHT_MAX / step);
+    let least = move |height: &u32| steps.div_ceil(steps.div_ceil(*height)) == *height;
+    Box::new((1..=steps.min(most)).rev().filter(least).map(move |height| rows.min(height * step)))
 }
 
 fn no_schedule(rows: u32) -> Violation {
@@ -139,6 +165,7 @@ fn no_schedule(rows: u32) -> Violation {
 fn geometry(query: &RowQuery, rows: u32, schedule: Schedule) -> Geometry {
     Geometry {
         format: query.format,
+        form: query.tiles.form,
         rows,
         k: query.k,
         n: query.n,
@@ -146,5 +173,6 @@ fn geometry(query: &RowQuery, rows: u32, schedule: Schedule) -> Geometry {
         split: schedule.split,
         grains: schedule.grains,
         k_slices: query.k_slices,
+        cores: query.cores,
     }
 }

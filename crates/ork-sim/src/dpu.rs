@@ -75,11 +75,16 @@ pub(crate) fn finish(
         (channels * lane_bytes).div_ceil(ATOM),
     );
     let mut poison = main.poison;
-    if let Some(finding) = in_place(site, view, place, machine.dma_base, operands) {
+    let extent = if stream {
+        wdma::stream_extent(view, machine.dma_base, pixels, groups, row_bytes)
+    } else {
+        place.extent()
+    };
+    if let Some(finding) = in_place(site, view, extent, machine.dma_base, operands) {
         machine.diagnoses.push(finding);
         poison.all = true;
     }
-    if let Some(finding) = over_input(site, view, place, &machine.inputs) {
+    if let Some(finding) = over_input(site, view, extent, &machine.inputs) {
         machine.diagnoses.push(finding);
     }
     if let Some(finding) = table_race(site, view, &stages, machine.tables.origin) {
@@ -155,11 +160,10 @@ pub(crate) fn finish(
 fn in_place(
     site: Site,
     view: View<'_>,
-    place: Place,
+    (start, end): (u64, u64),
     dma_base: Iova,
     operands: &Operands,
 ) -> Option<crate::Diagnosis> {
-    let (start, end) = place.extent();
     let base = u64::from(dma_base.0);
     let (reader, from, to) =
         operands.ranges.iter().find(|(_, from, to)| from + base < end && start < to + base)?;
@@ -179,10 +183,9 @@ fn in_place(
 fn over_input(
     site: Site,
     view: View<'_>,
-    place: Place,
+    (start, end): (u64, u64),
     inputs: &[(&'static str, u64, u64)],
 ) -> Option<crate::Diagnosis> {
-    let (start, end) = place.extent();
     let (reader, from, to) = inputs.iter().find(|(_, from, to)| *from < end && start < *to)?;
     Some(site.finding(Finding {
         category: Category::Hazard,

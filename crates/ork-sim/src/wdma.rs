@@ -170,7 +170,7 @@ pub(crate) fn write_stream(
     groups: usize,
     block_bytes: usize,
 ) -> Result<(), Stop> {
-    let base = u64::from(view.get::<dpu::DstBaseAddr>().dst_base_addr()) + u64::from(machine.dma_base.0);
+    let (base, _) = stream_extent(view, machine.dma_base, lines, groups, block_bytes);
     let mut run = Run { machine, site, view, start: 0, bytes: Vec::new() };
     for g in 0..groups {
         for h in (0..lines).step_by(4) {
@@ -180,4 +180,17 @@ pub(crate) fn write_stream(
         }
     }
     run.flush()
+}
+
+/// First address that [`write_stream`] stores to, and the one behind the last.
+pub(crate) fn stream_extent(
+    view: View<'_>,
+    dma_base: Iova,
+    lines: usize,
+    groups: usize,
+    block_bytes: usize,
+) -> (u64, u64) {
+    let base = u64::from(view.get::<dpu::DstBaseAddr>().dst_base_addr()) + u64::from(dma_base.0);
+    let last = (lines.max(1) - 1) / 4 * 4 + lines * (groups.max(1) - 1);
+    (base, base + ((last + 1) * block_bytes) as u64)
 }

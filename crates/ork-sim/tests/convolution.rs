@@ -627,6 +627,10 @@ fn int4_rows_in_stream_order() {
         // Three quarters of the slot are never written.
         let written = raw.chunks_exact(128).filter(|block| block.iter().any(|byte| *byte != 0)).count();
         assert_eq!(written, rows * n / 64);
+        // A slot that ends where an operand begins touches nothing of it, whatever the notch says.
+        let mut below = patch.to_vec();
+        below.push((0x4020, A - (4 * rows * n * 2) as u32));
+        assert_clean(&case.run(&SimOptions::default(), &below), 1);
         // Any write size is a violation in this form.
         let mut wrong = patch.to_vec();
         wrong.push((0x405C, (lr - 1) << 16));

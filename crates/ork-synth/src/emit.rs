@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-use ork_isa::{Iova, Link, TRAILER_WORDS};
-use ork_plan::{PROGRAM_BODY_WORDS, PROGRAM_PITCH_BYTES, PassShape};
+use ork_isa::{Cmd, Iova, Link, Precision, TRAILER_WORDS};
+use ork_layout::Format;
+use ork_plan::{PROGRAM_BODY_WORDS, PassShape, program_fetch_words, program_pitch_bytes};
 
 use crate::error::{Buffer, SynthError};
 use crate::matmul::{MatmulTask, OutputStage, matmul_program};
+use crate::quirk;
 
 /// A device buffer: where it is mapped and how long it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,20 +31,20 @@ pub struct Bindings {
 
 /// Address registers hold 16-byte atoms.
 const ATOM_BYTES: u32 = 16;
-/// `PC.REGISTER_AMOUNTS` of a recipe-2 program: 16-byte beats minus 1.
+/// `PC.REGISTER_AMOUNTS` of a program that another links to: 16-byte beats minus 1, whatever lies behind its op-enable
+/// word.
 const FETCH_AMOUNT: u16 = ((PROGRAM_BODY_WORDS + TRAILER_WORDS).div_ceil(2) - 1) as u16;
 
 /// The linked programs of one core, ready to be copied to the bound register-command buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramSet {
     core: u8,
+    format: Format,
     base: Iova,
     bytes: Vec<u8>,
 }
 
 impl ProgramSet {
-    /// Words before the trailer: `regcfg_amount` of the vendor driver's task descriptor.
-    pub const BODY_WORDS: u32 = PROGRAM_BODY_WORDS as u32;
     /// Op-enable mask of the programs: CNA, CORE and DPU (`isa.md` §2.2).
     pub const ENABLE_MASK: u32 = 0x0D;
     /// Interrupts that end a task: DPU group 0 or 1 (`isa.md` §2.4).
@@ -56,10 +58,16 @@ impl ProgramSet {
         self.core
     }
 
+    /// Words to fetch of a program, without its trailer: `regcfg_amount` of the vendor driver's task descriptor.
+    #[must_use]
+    pub fn fetch_words(&self) -> u32 {
+        program_fetch_words(self.format) as u32
+    }
+
     /// Number of programs.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.bytes.len() / PROGRAM_PITCH_BYTES as usize
+        self.bytes.len() / program_pitch_bytes(self.format) as usize
     }
 
     /// Whether there are no programs.
@@ -81,50 +89,82 @@ impl ProgramSet {
     #[must_use]
     pub fn program_address(&self, index: usize) -> Iova {
         assert!(index < self.len(), "program {index} of {}", self.len());
-        self.base.checked_add(index as u64 * PROGRAM_PITCH_BYTES).expect("checked against the binding")
+        let start = index as u64 * program_pitch_bytes(self.format);
+        self.base.checked_add(start).expect("checked against the binding")
     }
+}
+
+/// Writes the programs of one core of a pass, chained in order. Sums leave unscaled.
+///
+/// # Errors
+/// [`SynthError`] when the core has no work, a binding is too short or misaligned, or a size does not fit a field.
+pub fn emit(shape: &PassShape, core: u8, bindings: &Bindings) -> Result<ProgramSet, SynthError> {
+    emit_with(shape, core, bindings, OutputStage::Plain)
 }
 
 /// Writes the programs of one core of a pass, chained in order.
 ///
 /// # Errors
-/// [`SynthError`] when the core has no work, a binding is too short or misaligned, or a size does not fit a field.
-pub fn emit(shape: &PassShape, core: u8, bindings: &Bindings) -> Result<ProgramSet, SynthError> {
+/// As [`emit`], and when the output stage does not fit the precision of the results.
+pub fn emit_with(
+    shape: &PassShape,
+    core: u8,
+    bindings: &Bindings,
+    output: OutputStage,
+) -> Result<ProgramSet, SynthError> {
     let chain = shape.chain(core).ok_or(SynthError::NoChain { core })?;
+    let format = shape.features.format();
+    if output != OutputStage::Plain && format.output() != Precision::Int8 {
+        return Err(SynthError::OutputStage { format });
+    }
     let check = Check { core, bindings };
     check.windows()?;
-    let pitch = PROGRAM_PITCH_BYTES as usize;
+    let pitch_bytes = program_pitch_bytes(format);
+    let pitch = pitch_bytes as usize;
     let mut bytes = vec![0; chain.programs.len() * pitch];
     for (program, (tile, memory)) in chain.programs.iter().zip(bytes.chunks_exact_mut(pitch)).enumerate() {
-        let start = program as u64 * PROGRAM_PITCH_BYTES;
-        check.range(program, Buffer::Regcmd, start, PROGRAM_PITCH_BYTES)?;
+        let start = program as u64 * pitch_bytes;
+        check.range(program, Buffer::Regcmd, start, pitch_bytes)?;
         let link = if program + 1 == chain.programs.len() {
             Link::Last
         } else {
-            let at = check.address(program, Buffer::Regcmd, start + PROGRAM_PITCH_BYTES)?;
+            let at = check.address(program, Buffer::Regcmd, start + pitch_bytes)?;
             Link::Next { at, amount: FETCH_AMOUNT }
         };
         let task = MatmulTask {
-            format: shape.features.format(),
+            format,
+            form: tile.form,
             rows: tile.rows,
             k: tile.k,
             n: tile.n,
             row_stride: tile.row_stride,
             split: tile.split,
             grains: tile.grains,
+            reuse: tile.reuse,
             a: check.address(program, Buffer::Features, tile.a_offset)?,
             b: check.address(program, Buffer::Weights, tile.b_offset)?,
             c: check.address(program, Buffer::Output, tile.c_offset)?,
-            output: OutputStage::Plain,
+            output,
         };
         check.range(program, Buffer::Features, tile.a_offset, task.a_bytes())?;
         check.range(program, Buffer::Weights, tile.b_offset, task.b_bytes())?;
         check.range(program, Buffer::Output, tile.c_offset, task.c_bytes())?;
-        matmul_program(&task, link)
-            .map_err(|overflow| SynthError::Field { core, program, overflow })?
-            .write_to(memory);
+        let field = |overflow| SynthError::Field { core, program, overflow };
+        let words = matmul_program(&task, link).map_err(field)?;
+        words.write_to(memory);
+        if format.input() == Precision::Int4 {
+            overrun(words.words(), memory);
+        }
     }
-    Ok(ProgramSet { core, base: bindings.regcmd.iova, bytes })
+    Ok(ProgramSet { core, format, base: bindings.regcmd.iova, bytes })
+}
+
+/// [`quirk::INT4_OVERRUN`](crate::quirk::INT4_OVERRUN): the program's first words again, behind its op-enable word.
+fn overrun(words: &[Cmd], memory: &mut [u8]) {
+    let behind = memory[words.len() * 8..].chunks_exact_mut(8);
+    for (bytes, word) in behind.zip(&words[..quirk::INT4_OVERRUN.value as usize]) {
+        bytes.copy_from_slice(&word.0.to_le_bytes());
+    }
 }
 
 /// Holds every address range of a chain against its binding.

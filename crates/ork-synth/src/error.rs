@@ -2,6 +2,7 @@
 use std::fmt;
 
 use ork_isa::{FieldOverflow, Iova};
+use ork_layout::Format;
 
 /// A buffer that programs address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +90,12 @@ pub enum SynthError {
         /// Register, field and value.
         #[source]
         overflow: FieldOverflow,
+    },
+    /// An output stage that these results do not have.
+    #[error("{format} leaves sums as they are; only int8 results are requantised")]
+    OutputStage {
+        /// Precisions.
+        format: Format,
     },
     /// The plan gives this core nothing to do.
     #[error("core {core} has no programs in this pass")]

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One matmul program: recipe 2 of `isa.md` §7 (row-major operands; vendor form; measured elsewhere).
+//! One matmul program. Its words stand in the order of recipe 2 (`isa.md` §7, vendor form, measured elsewhere); the
+//! other forms differ from it in the values of [`Geometry`] only.
 
 use ork_isa::regs::{cna, core, dpu, global};
 use ork_isa::{FieldOverflow, Iova, Link, Precision, Program, ProgramBuilder};
 use ork_layout::Format;
-use ork_plan::BankSplit;
+use ork_plan::{BankSplit, Form, Reuse};
 
+use crate::geometry::Geometry;
 use crate::quirk;
 
 /// Everything that one program depends on.
@@ -13,6 +15,8 @@ use crate::quirk;
 pub struct MatmulTask {
     /// Precisions.
     pub format: Format,
+    /// Kind of program.
+    pub form: Form,
     /// Rows.
     pub rows: u32,
     /// Channels; a multiple of the channel block.
@@ -20,12 +24,14 @@ pub struct MatmulTask {
     /// Columns; a multiple of the kernel group.
     pub n: u32,
     /// Distance of the rows of `C`, in elements. Row 0 is followed at a distance of `n`, all further rows at this
-    /// distance (`isa.md` §5.3), so anything but `n` gives an uneven surface.
+    /// distance (`isa.md` §5.3), so anything but `n` gives an uneven surface. [`Form::Rows`] only.
     pub row_stride: u32,
     /// Split of the convolution buffer.
     pub split: BankSplit,
     /// `FEATURE_GRAINS`.
     pub grains: u32,
+    /// What the program takes from the buffer as the program before left it.
+    pub reuse: Reuse,
     /// Address of the first row of `A`.
     pub a: Iova,
     /// Address of the first kernel group of `B`.
@@ -53,43 +59,31 @@ pub enum OutputStage {
     },
 }
 
-/// One atom, in bytes.
-const ATOM: u32 = 16;
-/// Unit of `DATA_ENTRIES`, in bytes.
-const ENTRY: u32 = 64;
 /// `BURST_LEN` fields: bursts of 16.
 const BURST_16: u32 = 15;
 /// Converters multiply by 1.
 const UNIT_SCALE: u32 = 1;
 
 impl MatmulTask {
-    /// Bytes of `A` that the program reads, from [`MatmulTask::a`].
+    /// Bytes of `A` that the program reads, from [`MatmulTask::a`] to one past the last, by the address law of `isa.md`
+    /// §5.1.
     #[must_use]
     pub fn a_bytes(&self) -> u64 {
-        (u64::from(self.rows) * u64::from(self.k)).saturating_mul(self.format.input_bytes().into())
+        Geometry::of(self).a_bytes
     }
 
-    /// Bytes of `B` that the program reads, from [`MatmulTask::b`].
+    /// Bytes of `B` that the program reads, from [`MatmulTask::b`]; a program that keeps the weights of the one before
+    /// reads none, and is checked as if it did.
     #[must_use]
     pub fn b_bytes(&self) -> u64 {
-        (u64::from(self.n) * u64::from(self.k)).saturating_mul(self.format.input_bytes().into())
+        self.format.input_bytes(u64::from(self.n).saturating_mul(self.k.into()))
     }
 
     /// Distance from [`MatmulTask::c`] to one past the last byte that the program writes, by the address law of
-    /// `isa.md` §5.3.
+    /// `isa.md` §5.3, or by `isa-int4-sdp.md` §1.3.
     #[must_use]
     pub fn c_bytes(&self) -> u64 {
-        let further = u64::from(self.rows).saturating_sub(1) * u64::from(self.row_stride);
-        further.saturating_add(self.n.into()).saturating_mul(self.format.output_bytes().into())
-    }
-
-    fn line_bytes(&self) -> u32 {
-        self.k.saturating_mul(self.format.input_bytes())
-    }
-
-    /// Atoms that one kernel group emits for one row.
-    fn group_atoms(&self) -> u32 {
-        self.format.kernel_group() / self.format.output_per_atom()
+        Geometry::of(self).c_bytes
     }
 }
 
@@ -99,17 +93,22 @@ impl MatmulTask {
 /// [`FieldOverflow`] when a size does not fit its register field.
 pub fn matmul_program(task: &MatmulTask, link: Link) -> Result<Program, FieldOverflow> {
     let mut program = ProgramBuilder::new();
-    prologue(&mut program, task)?;
-    feature_and_weight_loader(&mut program, task)?;
-    multiplier_array(&mut program, task)?;
-    output_unit(&mut program, task)?;
+    let geometry = Geometry::of(task);
+    prologue(&mut program, task, &geometry)?;
+    feature_and_weight_loader(&mut program, task, &geometry)?;
+    multiplier_array(&mut program, task, &geometry)?;
+    output_unit(&mut program, task, &geometry)?;
     let enable =
         global::OperationEnable::default().with_cna_op_en(1)?.with_core_op_en(1)?.with_dpu_op_en(1)?;
     Ok(program.finish(link, enable))
 }
 
 /// [`quirk::PROLOGUE`].
-fn prologue(program: &mut ProgramBuilder, task: &MatmulTask) -> Result<(), FieldOverflow> {
+fn prologue(
+    program: &mut ProgramBuilder,
+    task: &MatmulTask,
+    geometry: &Geometry,
+) -> Result<(), FieldOverflow> {
     // Writes alternate between the two register groups from task to task, and so does execution.
     let pointer =
         dpu::SPointer::default().with_pointer_pp_mode(1)?.with_executer_pp_en(1)?.with_pointer_pp_en(1)?;
@@ -117,24 +116,35 @@ fn prologue(program: &mut ProgramBuilder, task: &MatmulTask) -> Result<(), Field
         .set(banks(task)?)
         .set(cna::DcompRegnum::default())
         .set(cna::DcompCtrl::default())
-        .set(mode(task)?)
+        .set(mode(task, geometry)?)
         .set(pointer)
-        .set(mode(task)?);
+        .set(mode(task, geometry)?);
     Ok(())
 }
 
 fn banks(task: &MatmulTask) -> Result<cna::CbufCon0, FieldOverflow> {
-    cna::CbufCon0::default().with_data_bank(task.split.data)?.with_weight_bank(task.split.weight)
+    cna::CbufCon0::default()
+        .with_data_bank(task.split.data)?
+        .with_weight_bank(task.split.weight)?
+        .with_data_reuse(u32::from(task.reuse == Reuse::Features))?
+        .with_weight_reuse(u32::from(task.reuse == Reuse::Weights))
 }
 
-fn mode(task: &MatmulTask) -> Result<cna::ConvCon1, FieldOverflow> {
+fn mode(task: &MatmulTask, geometry: &Geometry) -> Result<cna::ConvCon1, FieldOverflow> {
     let input = task.format.input().code();
-    cna::ConvCon1::default().with_group_line_off(1)?.with_proc_precision(input)?.with_in_precision(input)
+    cna::ConvCon1::default()
+        .with_group_line_off(geometry.group_line_off)?
+        .with_proc_precision(input)?
+        .with_in_precision(input)
 }
 
-/// The matmul as a 1 x 1 convolution: rows are lines of one pixel.
-fn feature_and_weight_loader(program: &mut ProgramBuilder, task: &MatmulTask) -> Result<(), FieldOverflow> {
-    let line_bytes = task.line_bytes();
+/// The matmul as a 1 x 1 convolution.
+fn feature_and_weight_loader(
+    program: &mut ProgramBuilder,
+    task: &MatmulTask,
+    geometry: &Geometry,
+) -> Result<(), FieldOverflow> {
+    let &Geometry { height, width, .. } = geometry;
     let weight_bytes = task.b_bytes();
     let weight_bytes = u32::try_from(weight_bytes).map_err(|_| too_wide(weight_bytes))?;
     let converter = cna::CvtCon0::default()
@@ -152,15 +162,15 @@ fn feature_and_weight_loader(program: &mut ProgramBuilder, task: &MatmulTask) ->
     program
         .set(cna::ConvCon2::default().with_feature_grains(task.grains)?)
         .set(cna::ConvCon3::default().with_conv_y_stride(1)?.with_conv_x_stride(1)?)
-        .set(cna::DataSize0::default().with_datain_width(1)?.with_datain_height(task.rows)?)
+        .set(cna::DataSize0::default().with_datain_width(width)?.with_datain_height(height)?)
         .set(channels)
-        .set(cna::DataSize2::default().with_dataout_width(1)?)
-        .set(cna::DataSize3::default().with_dataout_atomics(task.rows)?)
+        .set(cna::DataSize2::default().with_dataout_width(width)?)
+        .set(cna::DataSize3::default().with_dataout_atomics(height.saturating_mul(width))?)
         .set(cna::WeightSize0::default().with_weight_bytes(weight_bytes)?)
-        .set(cna::WeightSize1::default().with_weight_bytes_per_kernel(line_bytes)?)
+        .set(cna::WeightSize1::default().with_weight_bytes_per_kernel(geometry.kernel_bytes)?)
         .set(kernels)
         .set(banks(task)?)
-        .set(cna::CbufCon1::default().with_data_entries(line_bytes.div_ceil(ENTRY))?)
+        .set(cna::CbufCon1::default().with_data_entries(geometry.entries)?)
         .set(converter)
         .set(cna::CvtCon1::default().with_cvt_scale0(UNIT_SCALE)?)
         .set(cna::CvtCon2::default().with_cvt_scale1(UNIT_SCALE)?)
@@ -172,10 +182,9 @@ fn feature_and_weight_loader(program: &mut ProgramBuilder, task: &MatmulTask) ->
         .set(cna::FeatureDataAddr::default().with_feature_base_addr(task.a.0)?)
         .set(cna::FcCon2::default())
         .set(burst)
-        // Row-major: the next row begins K elements on; the next atom of a row is the next in memory.
-        .set(cna::DmaCon1::default().with_line_stride(line_bytes / ATOM)?)
-        .set(cna::DmaCon2::default())
-        .set(cna::FcDataSize0::default().with_dma_width(1)?.with_dma_height(task.rows)?)
+        .set(cna::DmaCon1::default().with_line_stride(geometry.line_stride)?)
+        .set(cna::DmaCon2::default().with_surf_stride(geometry.surface_stride)?)
+        .set(cna::FcDataSize0::default().with_dma_width(width)?.with_dma_height(height)?)
         .set(cna::FcDataSize1::default().with_dma_channel(task.k)?)
         .set(cna::DcompCtrl::default())
         .set(cna::DcompRegnum::default())
@@ -207,31 +216,46 @@ fn too_wide(bytes: u64) -> FieldOverflow {
     FieldOverflow { register: "WEIGHT_SIZE0", field: "WEIGHT_BYTES", value, max: u32::MAX }
 }
 
-fn multiplier_array(program: &mut ProgramBuilder, task: &MatmulTask) -> Result<(), FieldOverflow> {
+fn multiplier_array(
+    program: &mut ProgramBuilder,
+    task: &MatmulTask,
+    geometry: &Geometry,
+) -> Result<(), FieldOverflow> {
+    let size = core::DataoutSize0::default()
+        .with_dataout_height(geometry.height.saturating_sub(1))?
+        .with_dataout_width(geometry.width.saturating_sub(1))?;
     let precision = core::MiscCfg::default()
         .with_proc_precision(task.format.input().code())?
         .with_qd_en(quirk::QD_EN.value)?;
     program
         .set(precision)
-        .set(core::DataoutSize0::default().with_dataout_height(task.rows.saturating_sub(1))?)
+        .set(size)
         .set(core::DataoutSize1::default().with_dataout_channel(task.n.saturating_sub(1))?)
         .set(core::ClipTruncate::default())
         .set(core::Unknown3030::default().with_value(quirk::UNKNOWN_3030.value)?);
     Ok(())
 }
 
-fn output_unit(program: &mut ProgramBuilder, task: &MatmulTask) -> Result<(), FieldOverflow> {
+fn output_unit(
+    program: &mut ProgramBuilder,
+    task: &MatmulTask,
+    geometry: &Geometry,
+) -> Result<(), FieldOverflow> {
     const TO_MEMORY: u32 = 2;
-    let (height, width_channels) = (task.rows.saturating_sub(1), task.n.saturating_sub(1));
-    let line_atoms = |columns: u32| (columns / task.format.output_per_atom()).saturating_sub(1);
-    let input = task.format.input().code();
+    let (height, width) = (geometry.height.saturating_sub(1), geometry.width.saturating_sub(1));
+    let width_channels = task.n.saturating_sub(1);
+    // The DPU has no tf32: it gets the fp32 sums (isa-notes C.1, NS-17).
+    let input = match task.format.input() {
+        Precision::Tf32 => Precision::Fp32.code(),
+        input => input.code(),
+    };
     let format = dpu::DataFormat::default()
         .with_out_precision(task.format.output().code())?
         .with_in_precision(input)?
         .with_proc_precision(input)?;
     let notch = dpu::DataCubeNotchAddr::default()
-        .with_notch_addr_1(line_atoms(task.row_stride))?
-        .with_notch_addr_0(line_atoms(task.n))?;
+        .with_notch_addr_1(geometry.notch.1)?
+        .with_notch_addr_0(geometry.notch.0)?;
     let channels = dpu::DataCubeChannel::default()
         .with_orig_channel(task.row_stride.saturating_sub(1))?
         .with_channel(width_channels)?;
@@ -240,17 +264,16 @@ fn output_unit(program: &mut ProgramBuilder, task: &MatmulTask) -> Result<(), Fi
         .set(format)
         .set(dpu::OffsetPend::default())
         .set(dpu::DstBaseAddr::default().with_dst_base_addr(task.c.0)?)
-        // Row-major: consecutive atoms of a kernel group lie behind each other.
-        .set(dpu::DstSurfStride::default().with_dst_surf_stride(1)?)
-        .set(dpu::DataCubeWidth::default())
+        .set(dpu::DstSurfStride::default().with_dst_surf_stride(geometry.atom_distance)?)
+        .set(dpu::DataCubeWidth::default().with_width(width)?)
         .set(dpu::DataCubeHeight::default().with_height(height)?)
         .set(notch)
         .set(channels);
     bypassed_bias_stage(program)?;
-    let size_e = task.group_atoms() - 1;
+    let size_e = task.format.group_atoms() - 1;
     let od_bypass = match task.format.input() {
         Precision::Int8 => quirk::INT8_OD_BYPASS,
-        _ => quirk::FLOAT_OD_BYPASS,
+        _ => quirk::OTHER_OD_BYPASS,
     };
     let atoms_per_group = dpu::BsOwCfg::default()
         .with_size_e_2(size_e)?
@@ -261,7 +284,7 @@ fn output_unit(program: &mut ProgramBuilder, task: &MatmulTask) -> Result<(), Fi
         .set(atoms_per_group)
         .set(dpu::BsOwOp::default())
         .set(dpu::WdmaSize0::default().with_channel_wdma(width_channels)?)
-        .set(dpu::WdmaSize1::default().with_height_wdma(height)?);
+        .set(wdma_size(task.form, height, width)?);
     bypassed_norm_and_element_wise_stages(program)?;
     output_converter(program, task)?;
     program
@@ -273,8 +296,7 @@ fn output_unit(program: &mut ProgramBuilder, task: &MatmulTask) -> Result<(), Fi
         .set(dpu::EwOpValue5::default())
         .set(dpu::EwOpValue6::default())
         .set(dpu::EwOpValue7::default())
-        // Row-major: kernel groups of a row lie behind each other.
-        .set(dpu::SurfaceAdd::default().with_surf_add(task.group_atoms())?)
+        .set(dpu::SurfaceAdd::default().with_surf_add(geometry.group_distance)?)
         .set(dpu::Unknown40c4::default().with_value(quirk::UNKNOWN_40C4.value)?)
         .set(dpu::LutAccessCfg::default())
         .set(dpu::LutAccessData::default())
@@ -289,6 +311,17 @@ fn output_unit(program: &mut ProgramBuilder, task: &MatmulTask) -> Result<(), Fi
         .set(dpu::LutLoSlopeScale::default())
         .set(dpu::LutLoSlopeShift::default());
     Ok(())
+}
+
+/// int4 batches leave it at 0: any other value corrupts rows above the first (`isa-int4-sdp.md` §1.4, measured
+/// elsewhere).
+fn wdma_size(form: Form, height: u32, width: u32) -> Result<dpu::WdmaSize1, FieldOverflow> {
+    match form {
+        Form::Int4Batch | Form::Int4Row => Ok(dpu::WdmaSize1::default()),
+        Form::Rows | Form::Cube { .. } | Form::Fold { .. } => {
+            dpu::WdmaSize1::default().with_height_wdma(height)?.with_width_wdma(width)
+        }
+    }
 }
 
 fn bypassed_bias_stage(program: &mut ProgramBuilder) -> Result<(), FieldOverflow> {

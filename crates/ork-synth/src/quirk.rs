@@ -22,7 +22,8 @@ pub struct Quirk {
 pub const QD_EN: Quirk = Quirk {
     field: "CORE.MISC_CFG.QD_EN",
     value: 1,
-    source: "vendor matmul captures set it for int8 and fp16 (isa.md §7.1); recipe 1 does not for int8",
+    source: "vendor matmul captures set it for int8, fp16 and int4 (isa.md §7.1); recipe 1 does not for int8, nor the \
+             dense int4 form",
     confidence: "captured; without effect while BS_OW_OP is 0, by the algebra of isa.md §9.1",
     probe: "one shape with QD_EN 0 and 1, BS_OW_OP 0: same bytes?",
 };
@@ -36,13 +37,13 @@ pub const INT8_OD_BYPASS: Quirk = Quirk {
     probe: "one int8 shape with OD_BYPASS 0 and 1: same bytes?",
 };
 
-/// The CPEND stage is bypassed for floats.
-pub const FLOAT_OD_BYPASS: Quirk = Quirk {
+/// The CPEND stage is bypassed for all other precisions.
+pub const OTHER_OD_BYPASS: Quirk = Quirk {
     field: "DPU.BS_OW_CFG.OD_BYPASS",
     value: 1,
-    source: "vendor fp16 matmul captures (0x36E, 0x126)",
+    source: "vendor fp16 and int4 matmul captures (0x36E, 0x126, 0x7FE), int16 programs of others (0x36E)",
     confidence: "captured",
-    probe: "one fp16 shape with OD_BYPASS 0 and 1: same bytes?",
+    probe: "one fp16 and one int4 shape with OD_BYPASS 0 and 1: same bytes?",
 };
 
 /// The bypassed input converter is set to "add first".
@@ -81,6 +82,23 @@ pub const PROLOGUE: Quirk = Quirk {
     probe: "one chain with and without the prologue: same bytes, same time?",
 };
 
-/// Most quirks of a recipe-2 program; for listings.
-pub const ALL: &[Quirk] =
-    &[QD_EN, INT8_OD_BYPASS, FLOAT_OD_BYPASS, BYPASSED_CVT_TYPE, UNKNOWN_3030, UNKNOWN_40C4, PROLOGUE];
+/// int4 programs carry the first four words of a program behind their op-enable word.
+pub const INT4_OVERRUN: Quirk = Quirk {
+    field: "order of the words: behind op-enable",
+    value: 4,
+    source: "vendor int4 capture (isa-int4-sdp.md §1.4), fetched as 116 words and not 108, which hung the bus",
+    confidence: "captured; ordinary writes into the register group of the next program, which writes them again",
+    probe: "an int4 chain fetched as 108 and as 116 words, with and without the words",
+};
+
+/// Most quirks of a matmul program; for listings.
+pub const ALL: &[Quirk] = &[
+    QD_EN,
+    INT8_OD_BYPASS,
+    OTHER_OD_BYPASS,
+    BYPASSED_CVT_TYPE,
+    UNKNOWN_3030,
+    UNKNOWN_40C4,
+    PROLOGUE,
+    INT4_OVERRUN,
+];

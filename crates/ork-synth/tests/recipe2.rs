@@ -3,7 +3,7 @@
 
 use ork_isa::{Block, Cmd, Iova, Link, Program};
 use ork_layout::Format;
-use ork_plan::BankSplit;
+use ork_plan::{BankSplit, Form, Reuse};
 use ork_synth::{MatmulTask, OutputStage, matmul_program};
 
 const EXAMPLES: &str = include_str!("data/recipe2.txt");
@@ -14,15 +14,17 @@ const MULTIPLIER: i16 = -0x1234;
 const SHIFT: u32 = 0x16;
 
 fn task(format: Format) -> MatmulTask {
-    let int8 = format.input_bytes() == 1;
+    let int8 = format.input_bytes(1) == 1;
     MatmulTask {
         format,
+        form: Form::Rows,
         rows: 4,
         k: if int8 { 64 } else { 32 },
         n: if int8 { 64 } else { 16 },
         row_stride: if int8 { 64 } else { 16 },
         split: BankSplit { data: 1, weight: 11 },
         grains: 5,
+        reuse: Reuse::Nothing,
         a: A,
         b: B,
         c: C,
@@ -149,6 +151,16 @@ fn fields_follow_the_geometry() {
         assert_eq!(values(&program, offset), [expected], "{offset:#06x}");
     }
     assert_eq!(values(&program, 0x1040), [0x2A, 0x2A]);
+}
+
+#[test]
+fn kept_operands_set_their_bit_in_both_copies() {
+    let base = task(Format::INT8_INT32);
+    for (reuse, word) in [(Reuse::Weights, 0x20B1), (Reuse::Features, 0x10B1)] {
+        let program = matmul_program(&MatmulTask { reuse, ..base }, Link::Last).unwrap();
+        assert_eq!(values(&program, 0x1040), [word, word]);
+        assert_eq!(differences(&program, 2).len(), 2);
+    }
 }
 
 #[test]

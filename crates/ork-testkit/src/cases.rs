@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Random matmul shapes that look for trouble, within a budget.
 //!
-//! Where programs are split, something changes by one: so half of the sizes are a [boundary](Dim::boundaries)
+//! Where programs are split, something changes by one: so half of the sizes are a [boundary](Boundaries)
 //! or its neighbour, and the rest are odd, prime or plain. Each case serves one dimension first (its
 //! *anchor*, in turn m, k, n), which takes the next size from a shuffled deck of all its boundaries ±1.
 //! The two other dimensions are then drawn to fit the case's share of the budget. So every boundary is
@@ -25,12 +25,66 @@ pub enum Dim {
 
 /// Sizes of k and n at which tiling rules change: group and block sizes, CBUF capacities, channel fields.
 const CHANNEL_BOUNDARIES: [u32; 9] = [32, 64, 512, 1024, 1536, 2048, 3072, 4096, 8192];
-/// Row caps of one program.
-const ROW_BOUNDARIES: [u32; 5] = [64, 128, 192, 320, 704];
 /// Three neighbours for each boundary of the dimension that has most, and three dimensions in turn.
 pub const CASES_TO_MEET_ALL: u32 = 3 * 3 * CHANNEL_BOUNDARIES.len() as u32;
 /// The dearest anchor, alone with `1 × 1`: no case can be given less.
 const MACS_PER_CASE_MIN: u64 = 8193;
+
+/// The sizes of a precision at which something changes, by dimension: tile shapes, row caps, depths of slices, widths of
+/// fields and segments. They are facts of the hardware notes, written down here once more on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boundaries {
+    /// Rows.
+    pub m: &'static [u32],
+    /// Length of the dot products.
+    pub k: &'static [u32],
+    /// Output channels.
+    pub n: &'static [u32],
+}
+
+impl Boundaries {
+    /// int8.
+    pub const INT8: Self =
+        Self { m: &[64, 128, 192, 320, 704], k: &CHANNEL_BOUNDARIES, n: CHANNEL_BOUNDARIES.split_at(8).0 };
+    /// int8 with int8 results: the depth that small K is padded to, and the deepest that one task sees.
+    pub const INT8_INT8: Self =
+        Self { m: &[32, 64, 128, 320, 704], k: &[32, 64, 480, 512, 1024, 4096], n: &[32, 64, 512, 4096] };
+    /// fp16 and bf16: caps of schedule 0 and 1, the depth of a slice, the hole at K = 128.
+    pub const HALF: Self = Self {
+        m: &[4, 8, 64, 128, 176, 256, 352, 512, 704],
+        k: &[32, 64, 128, 256, 384, 512, 1024, 2048, 3072],
+        n: &[16, 32, 64, 512, 1024, 2048, 4096],
+    };
+    /// tf32.
+    pub const TF32: Self =
+        Self { m: &[4, 8, 64, 80, 128, 352], k: &[16, 32, 64, 192, 1024, 2048], n: &[16, 32, 64, 512, 2048] };
+    /// int4: rows of a batch, columns of a program, depths of the table and of slices.
+    pub const INT4: Self = Self {
+        m: &[2, 3, 4, 8, 11, 16, 22, 32, 64, 128],
+        k: &[32, 128, 256, 512, 768, 1024, 1536, 2048, 2560, 4096, 6144],
+        n: &[64, 128, 256, 512, 1024, 2048, 4096],
+    };
+    /// int16, as bytes and in its own datapath.
+    pub const INT16: Self = Self {
+        m: &[4, 8, 32, 64, 128, 352],
+        k: &[32, 64, 256, 512, 1024, 2048],
+        n: &[16, 32, 64, 512, 2048],
+    };
+
+    /// The sizes whose neighbourhoods are drawn on purpose.
+    pub const fn of(&self, dim: Dim) -> &'static [u32] {
+        match dim {
+            Dim::M => self.m,
+            Dim::K => self.k,
+            Dim::N => self.n,
+        }
+    }
+
+    /// Every boundary of a dimension, the size before it and the size after it.
+    pub fn neighbourhoods(&self, dim: Dim) -> impl Iterator<Item = u32> + use<> {
+        self.of(dim).iter().flat_map(|at| at - 1..=at + 1)
+    }
+}
 
 impl Dim {
     /// All three, in the order of `m × k × n`.
@@ -43,20 +97,6 @@ impl Dim {
             Self::K => 8192,
             Self::N => 4096,
         }
-    }
-
-    /// The sizes whose neighbourhoods are drawn on purpose.
-    pub fn boundaries(self) -> &'static [u32] {
-        match self {
-            Self::M => &ROW_BOUNDARIES,
-            Self::K => &CHANNEL_BOUNDARIES,
-            Self::N => &CHANNEL_BOUNDARIES[..8],
-        }
-    }
-
-    /// Every boundary, the size before it and the size after it.
-    pub fn neighbourhoods(self) -> impl Iterator<Item = u32> {
-        self.boundaries().iter().flat_map(|at| at - 1..=at + 1)
     }
 }
 
@@ -90,6 +130,11 @@ pub struct Budget {
 impl Budget {
     /// For every run: 500 cases, at most 69 billion multiply-accumulates, 1.1 billion in one case.
     pub const CI: Self = Self { cases: 500, macs_per_case_max: 1 << 30, macs_total: 1 << 36 };
+    /// For every run, of one of several precisions: 200 cases, at most 0.5 billion multiply-accumulates.
+    pub const CI_ONE_PRECISION: Self = Self { cases: 200, macs_per_case_max: 1 << 25, macs_total: 1 << 29 };
+    /// For a slow tier, of one precision: 20,000 cases, at most 137 billion multiply-accumulates.
+    pub const SLOW_ONE_PRECISION: Self =
+        Self { cases: 20_000, macs_per_case_max: 1 << 28, macs_total: 1 << 37 };
     /// For a slow tier: 10,000 cases, at most 1.1 trillion multiply-accumulates, any size in one case.
     pub const SLOW: Self = Self { cases: 10_000, macs_per_case_max: 1 << 35, macs_total: 1 << 40 };
 }
@@ -113,14 +158,24 @@ impl Case {
         Self { index: 0, shape, classes: [Class::Plain; 3], seed }
     }
 
+    /// The stream of the features, for another type than [`Case::features`].
+    pub fn feature_stream(&self) -> Stream {
+        Stream::lane(self.seed, 0)
+    }
+
+    /// The stream of the weights.
+    pub fn weight_stream(&self) -> Stream {
+        Stream::lane(self.seed, 1)
+    }
+
     /// Full-range features, `m × k`.
     pub fn features(&self) -> Vec<i8> {
-        Stream::lane(self.seed, 0).i8s(self.shape.features_len())
+        self.feature_stream().i8s(self.shape.features_len())
     }
 
     /// Full-range weights, `n × k`.
     pub fn weights(&self) -> Vec<i8> {
-        Stream::lane(self.seed, 1).i8s(self.shape.weights_len())
+        self.weight_stream().i8s(self.shape.weights_len())
     }
 }
 
@@ -136,6 +191,14 @@ impl fmt::Display for Case {
 /// # Panics
 /// If the budget leaves less than 8193 multiply-accumulates per case: the dearest boundary alone.
 pub fn draw(seed: u64, budget: &Budget) -> Vec<Case> {
+    draw_at(seed, budget, &Boundaries::INT8)
+}
+
+/// As [`draw`], with the boundaries of another precision.
+///
+/// # Panics
+/// As [`draw`].
+pub fn draw_at(seed: u64, budget: &Budget, boundaries: &Boundaries) -> Vec<Case> {
     assert!(
         budget.macs_per_case_max >= MACS_PER_CASE_MIN
             && budget.macs_total >= MACS_PER_CASE_MIN * u64::from(budget.cases),
@@ -150,16 +213,18 @@ pub fn draw(seed: u64, budget: &Budget) -> Vec<Case> {
             let anchor = (index % 3) as usize;
             let mut sizes = [1; 3];
             let mut classes = [Class::Boundary; 3];
-            sizes[anchor] = deal(&mut stream, &mut decks[anchor], Dim::ALL[anchor]);
+            sizes[anchor] = deal(&mut stream, &mut decks[anchor], Dim::ALL[anchor], boundaries);
 
             let mut others = [(anchor + 1) % 3, (anchor + 2) % 3];
             stream.shuffle(&mut others);
             let left = macs_max / u64::from(sizes[anchor]);
             // The first may not always take all that is left, or the second would always be small.
             let part = if stream.below(2) == 0 { left } else { stream.log_uniform(left) };
-            (sizes[others[0]], classes[others[0]]) = size_within(&mut stream, Dim::ALL[others[0]], part);
+            (sizes[others[0]], classes[others[0]]) =
+                size_within(&mut stream, Dim::ALL[others[0]], part, boundaries);
             let left = left / u64::from(sizes[others[0]]);
-            (sizes[others[1]], classes[others[1]]) = size_within(&mut stream, Dim::ALL[others[1]], left);
+            (sizes[others[1]], classes[others[1]]) =
+                size_within(&mut stream, Dim::ALL[others[1]], left, boundaries);
 
             let [m, k, n] = sizes;
             let shape = Shape::new(m, k, n);
@@ -206,17 +271,18 @@ impl Purse {
 }
 
 /// The next boundary of the deck, which is shuffled anew when it is used up.
-fn deal(stream: &mut Stream, deck: &mut Vec<u32>, dim: Dim) -> u32 {
+fn deal(stream: &mut Stream, deck: &mut Vec<u32>, dim: Dim, boundaries: &Boundaries) -> u32 {
     if deck.is_empty() {
-        deck.extend(dim.neighbourhoods());
+        deck.extend(boundaries.neighbourhoods(dim));
         stream.shuffle(deck);
     }
     deck.pop().expect("every dimension has boundaries")
 }
 
 /// A size of at most `limit`, and how it was drawn.
-fn size_within(stream: &mut Stream, dim: Dim, limit: u64) -> (u32, Class) {
-    let boundaries: Vec<_> = dim.neighbourhoods().filter(|size| u64::from(*size) <= limit).collect();
+fn size_within(stream: &mut Stream, dim: Dim, limit: u64, boundaries: &Boundaries) -> (u32, Class) {
+    let boundaries: Vec<_> =
+        boundaries.neighbourhoods(dim).filter(|size| u64::from(*size) <= limit).collect();
     let max = u32::try_from(limit).unwrap_or(u32::MAX).min(dim.max());
     let kinds = if dim == Dim::M { 10 } else { 8 };
     let class = match stream.below(kinds) {
@@ -265,7 +331,7 @@ mod tests {
             assert_eq!(cases.len(), 500);
             for (i, dim) in Dim::ALL.into_iter().enumerate() {
                 let met: BTreeSet<_> = cases.iter().map(|case| sizes(case)[i]).collect();
-                for size in dim.neighbourhoods() {
+                for size in Boundaries::INT8.neighbourhoods(dim) {
                     assert!(met.contains(&size), "seed {seed}: {dim:?} = {size} is missing");
                 }
                 for class in [Class::Boundary, Class::Odd, Class::Prime, Class::Plain] {
@@ -285,7 +351,22 @@ mod tests {
         let cases = draw(1, &budget);
         for (i, dim) in Dim::ALL.into_iter().enumerate() {
             let met: BTreeSet<_> = cases.iter().map(|case| sizes(case)[i]).collect();
-            assert!(dim.neighbourhoods().all(|size| met.contains(&size)));
+            assert!(Boundaries::INT8.neighbourhoods(dim).all(|size| met.contains(&size)));
+        }
+    }
+
+    #[test]
+    fn two_hundred_cases_meet_the_boundaries_of_every_precision() {
+        use Boundaries as B;
+        for boundaries in [B::INT8_INT8, B::HALF, B::TF32, B::INT4, B::INT16] {
+            let cases = draw_at(0, &Budget::CI_ONE_PRECISION, &boundaries);
+            assert_eq!(cases.len(), 200);
+            for (i, dim) in Dim::ALL.into_iter().enumerate() {
+                let met: BTreeSet<_> = cases.iter().map(|case| sizes(case)[i]).collect();
+                for size in boundaries.neighbourhoods(dim) {
+                    assert!(met.contains(&size), "{boundaries:?}: {dim:?} = {size} is missing");
+                }
+            }
         }
     }
 
@@ -302,7 +383,7 @@ mod tests {
                 for ((size, class), dim) in sizes(case).into_iter().zip(case.classes).zip(Dim::ALL) {
                     assert!(size >= 1);
                     match class {
-                        Class::Boundary => assert!(dim.neighbourhoods().any(|b| b == size)),
+                        Class::Boundary => assert!(Boundaries::INT8.neighbourhoods(dim).any(|b| b == size)),
                         Class::Odd => assert!(size % 2 == 1 && size <= dim.max()),
                         Class::Prime => assert!(is_prime(size) && size <= dim.max()),
                         Class::Plain => assert!(size <= dim.max()),

@@ -65,6 +65,29 @@ pub fn exact<T: PartialEq + Copy>(got: &[T], want: &[T], shape: Shape) -> Result
     })
 }
 
+/// Compares a float result with exact sums, each with the sum of the magnitudes of its products: `|got − sum|` may be
+/// `relative` times that magnitude. This is the error of *any* order of summation with a bounded number of roundings, so
+/// a reference need not know the order of the hardware; it says nothing of a result that is all cancellation, which is
+/// why exact inputs belong beside it.
+///
+/// # Errors
+/// The [`Difference`], if there is any; a NaN differs.
+///
+/// # Panics
+/// If a slice has not `m · n` elements.
+pub fn within(got: &[f32], want: &[(f64, f64)], relative: f64, shape: Shape) -> Result<(), Difference<f32>> {
+    assert_eq!(want.len(), got.len(), "one result per reference value");
+    let near: Vec<f32> = got
+        .iter()
+        .zip(want)
+        .map(|(got, (sum, magnitude))| {
+            let off = (f64::from(*got) - sum).abs();
+            if off <= relative * magnitude { *got } else { *sum as f32 }
+        })
+        .collect();
+    exact(got, &near, shape)
+}
+
 /// Root mean square of `got − want` over that of `want`: the usual figure for quantisation error.
 /// Infinite if `want` is all zero and `got` is not.
 pub fn relative_rms(got: &[f32], want: &[f32]) -> f64 {
@@ -94,6 +117,17 @@ mod tests {
             "3×8×4: 3 of 12 elements differ, in 3 of 3 rows and 1 of 4 columns; \
              first at m=0 n=2: got -1, want 2"
         );
+    }
+
+    #[test]
+    fn errors_are_measured_against_the_products() {
+        let shape = Shape::new(1, 9, 2);
+        let want = [(1.0, 100.0), (-2.0, 2.0)];
+        assert_eq!(within(&[1.09, -2.0], &want, 1e-3, shape), Ok(()));
+        let far = within(&[1.0, -2.1], &want, 1e-3, shape).expect_err("the second is off");
+        assert_eq!((far.first, far.want, far.count), ((0, 1), -2.0, 1));
+        assert!(within(&[f32::NAN, -2.0], &want, 1e-3, shape).is_err());
+        assert!(within(&[f32::INFINITY, -2.0], &want, 1e-3, shape).is_err());
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub mod reference;
 mod shape;
 mod stream;
 
-pub use cases::{Budget, Case};
+pub use cases::{Boundaries, Budget, Case};
 pub use expectations::Expectations;
 pub use shape::Shape;
 pub use stream::Stream;

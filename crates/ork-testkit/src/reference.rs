@@ -43,6 +43,73 @@ pub fn matmul_i8_i64(features: &[i8], weights: &[i8], shape: Shape) -> Vec<i64> 
     })
 }
 
+/// `clamp(round(sum · multiplier / 2^shift) + offset)` to int8, halves rounded to even.
+pub fn requantise(sum: i64, multiplier: i16, shift: u32, offset: i32) -> i8 {
+    let product = i128::from(sum) * i128::from(multiplier);
+    let one = 1i128 << shift.min(120);
+    let (floor, rest) = (product.div_euclid(one), product.rem_euclid(one));
+    let up = match (2 * rest).cmp(&one) {
+        std::cmp::Ordering::Less => 0,
+        std::cmp::Ordering::Equal => floor.rem_euclid(2),
+        std::cmp::Ordering::Greater => 1,
+    };
+    (floor + up + i128::from(offset)).clamp(-128, 127) as i8
+}
+
+/// int16 matmul with 64-bit sums, exact for every `k`.
+///
+/// # Panics
+/// If a slice has the wrong length.
+pub fn matmul_i16(features: &[i16], weights: &[i16], shape: Shape) -> Vec<i64> {
+    dots(features, weights, shape, |a, w| {
+        let mut sum = 0;
+        for (a, w) in a.iter().zip(w) {
+            sum += i64::from(i32::from(*a) * i32::from(*w));
+        }
+        sum
+    })
+}
+
+/// int4 matmul (values of −8 to 7): the dot products of slices of `slice_lens` elements, each limited to 16 bits, added
+/// in 32 bits. The last slice may be longer than what is left of `k`.
+///
+/// # Panics
+/// If a slice has the wrong length, or `slice_lens` do not hold `k`.
+pub fn matmul_i4(features: &[i8], weights: &[i8], shape: Shape, slice_lens: &[u32]) -> Vec<i32> {
+    assert!(slice_lens.iter().sum::<u32>() >= shape.k, "{slice_lens:?} hold {shape}");
+    dots(features, weights, shape, |a, w| {
+        let mut start = 0;
+        let mut total = 0;
+        for len in slice_lens {
+            let end = a.len().min(start + *len as usize);
+            let mut sum = 0i32;
+            for (a, w) in a[start..end].iter().zip(&w[start..end]) {
+                sum += i32::from(*a) * i32::from(*w);
+            }
+            total += sum.clamp(i16::MIN.into(), i16::MAX.into());
+            start = end;
+        }
+        total
+    })
+}
+
+/// Float matmul as [`matmul_f32`], unrounded, with the sum of the magnitudes of the products: the measure of what an
+/// order of summation can change.
+///
+/// # Panics
+/// If a slice has the wrong length.
+pub fn matmul_with_magnitude(features: &[f32], weights: &[f32], shape: Shape) -> Vec<(f64, f64)> {
+    dots(features, weights, shape, |a, w| {
+        let (mut sum, mut magnitude) = (0.0, 0.0);
+        for (a, w) in a.iter().zip(w) {
+            let product = f64::from(*a) * f64::from(*w);
+            sum += product;
+            magnitude += product.abs();
+        }
+        (sum, magnitude)
+    })
+}
+
 /// Float matmul, summed in `f64` and rounded once at the end.
 ///
 /// Products of two `f32` are exact in `f64`. With `s = Σ |features · weights|` the result is
@@ -204,6 +271,41 @@ mod tests {
         let k = 4 * K_MAX_I32;
         let ones = vec![i8::MIN; k as usize];
         assert_eq!(fast_i8_i64(&ones, &ones, Shape::new(1, k, 1)), [i64::from(k) << 14]);
+    }
+
+    #[test]
+    fn int4_slices_saturate_one_by_one() {
+        // 4 · 8192 = 2¹⁵ leaves 16 bits by one; −8 · −8 over 700 elements leaves them by far.
+        let shape = Shape::new(1, 8192, 1);
+        let row = vec![2i8; 8192];
+        assert_eq!(matmul_i4(&row, &row, shape, &[8192]), [32767]);
+        assert_eq!(matmul_i4(&row, &row, shape, &[4096, 4096]), [32768]);
+        let (row, shape) = (vec![-8i8; 700], Shape::new(1, 700, 1));
+        assert_eq!(matmul_i4(&row, &row, shape, &[352, 352]), [64 * 352 + 64 * 348]);
+        let other = vec![7i8; 700];
+        assert_eq!(matmul_i4(&row, &other, shape, &[704]), [-32768]);
+        // What leaves the range and comes back before the end is exact.
+        let back: Vec<i8> = (0..700).map(|k| if k < 350 { 7 } else { -7 }).collect();
+        assert_eq!(matmul_i4(&row, &back, shape, &[704]), [0]);
+    }
+
+    #[test]
+    fn halves_go_to_even() {
+        let at = |sum| requantise(sum, 1, 1, 0);
+        assert_eq!([1, 3, 5, -1, -3, -5, 2, 400, -400].map(at), [0, 2, 2, 0, -2, -2, 1, 127, -128]);
+        assert_eq!(requantise(-7, -3, 2, 100), 105);
+    }
+
+    #[test]
+    fn int16_sums_are_wide() {
+        let row = vec![i16::MIN; 5];
+        assert_eq!(matmul_i16(&row, &row, Shape::new(1, 5, 1)), [5 << 30]);
+    }
+
+    #[test]
+    fn magnitudes_add_up_what_sums_cancel() {
+        let shape = Shape::new(1, 2, 1);
+        assert_eq!(matmul_with_magnitude(&[2.0, 3.0], &[5.0, -4.0], shape), [(-2.0, 22.0)]);
     }
 
     #[test]

@@ -98,6 +98,31 @@ impl Stream {
         self.bytes(len).into_iter().map(|b| if b & 1 == 0 { i8::MIN } else { i8::MAX }).collect()
     }
 
+    /// Uniform over all of int4: −8 to 7.
+    pub fn i4s(&mut self, len: usize) -> Vec<i8> {
+        self.bytes(len).into_iter().map(|byte| (byte as i8) >> 4).collect()
+    }
+
+    /// Uniform integers of at most this magnitude: as floats they make sums without rounding, so that a float path can be
+    /// checked bit by bit.
+    pub fn integers(&mut self, len: usize, magnitude: u32) -> Vec<f32> {
+        let width = 2 * u64::from(magnitude) + 1;
+        (0..len).map(|_| (self.below(width) as i64 - i64::from(magnitude)) as f32).collect()
+    }
+
+    /// Of both signs, with magnitudes of every power of two from 2^`low` to 2^`high`, all as likely.
+    pub fn f32s_between(&mut self, len: usize, low: i32, high: i32) -> Vec<f32> {
+        let powers = u64::from(high.abs_diff(low)) + 1;
+        (0..len)
+            .map(|_| {
+                let power = low + self.below(powers) as i32;
+                let mantissa = 1.0 + self.below(1 << 23) as f32 / (1 << 23) as f32;
+                let sign = if self.next_u64() & 1 == 0 { 1.0 } else { -1.0 };
+                sign * mantissa * (power as f32).exp2()
+            })
+            .collect()
+    }
+
     /// Uniform over all of int16.
     pub fn i16s(&mut self, len: usize) -> Vec<i16> {
         self.bytes(2 * len).as_chunks().0.iter().map(|b| i16::from_le_bytes(*b)).collect()

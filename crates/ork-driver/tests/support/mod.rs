@@ -1,15 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod bench;
+pub(crate) mod precisions;
+
 use ork_device::{Board, Device, DeviceOptions, EmuOptions, Live};
 use ork_driver::{Driver, DriverOptions};
+use ork_plan::PlanOptions;
 use ork_testkit::{Case, compare, reference};
 
 /// A driver on an emulated board of its own.
 pub(crate) fn driver(cores: u8) -> (Driver, Board) {
+    driver_with(cores, PlanOptions::default())
+}
+
+/// A driver that plans in its own way.
+pub(crate) fn driver_with(cores: u8, plan: PlanOptions) -> (Driver, Board) {
     let board = Board::new(&EmuOptions::default());
     let device = Device::on_board(&board, &DeviceOptions { cores, ..DeviceOptions::default() }).unwrap();
-    (Driver::new(device, DriverOptions::default()).unwrap(), board)
+    (Driver::new(device, DriverOptions { plan }).unwrap(), board)
 }
 
 /// Asserts that nothing of a closed device stays in the emulated kernel.

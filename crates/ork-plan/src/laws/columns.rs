@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-use super::{Bound, Confidence, Law, require};
+use super::{Bound, COLUMNS, Confidence, Law, require};
 
-pub(crate) const NAME: &str = "columns";
+pub(super) const NAME: &str = "columns";
 const COLUMNS_MAX: u64 = 8192;
 
 pub(super) const LAW: Law = Law {
@@ -9,5 +9,5 @@ pub(super) const LAW: Law = Law {
     statement: "a task has at most 8192 columns",
     source: "isa.md §3 and §13 row 6: N = 8192 works, N = 16384 is silently wrong; the DPU channel field has 13 bits",
     confidence: Confidence::MeasuredElsewhere,
-    check: |g, _| require(NAME, "columns", g.n.into(), Bound::AtMost(COLUMNS_MAX)),
+    check: |g, _| require(NAME, COLUMNS, g.n.into(), Bound::AtMost(COLUMNS_MAX)),
 };

@@ -2,6 +2,7 @@
 use ork_isa::{Register, RegisterDesc, regs};
 
 use super::{Bound, Confidence, Geometry, Law, require};
+use crate::form::Form;
 
 const NAME: &str = "encodable";
 
@@ -13,7 +14,7 @@ pub(super) const LAW: Law = Law {
     check: |g, _| FIELDS.iter().try_for_each(|f| require(NAME, f.name, (f.value)(g), Bound::AtMost(f.max))),
 };
 
-/// A register field and the number that a recipe-2 program puts there.
+/// A register field and the number that a program puts there.
 struct Field {
     name: &'static str,
     max: u64,
@@ -54,39 +55,58 @@ macro_rules! field {
 }
 
 const FIELDS: &[Field] = &[
-    field!(cna::DataSize0, "DATAIN_HEIGHT", |g| g.rows.into()),
+    field!(cna::DataSize0, "DATAIN_WIDTH", width),
+    field!(cna::DataSize0, "DATAIN_HEIGHT", height),
     field!(cna::DataSize1, "DATAIN_CHANNEL", |g| g.k.into()),
     field!(cna::DataSize1, "DATAIN_CHANNEL_REAL", |g| less_one(g.k)),
-    field!(cna::DataSize3, "DATAOUT_ATOMICS", |g| g.rows.into()),
+    field!(cna::DataSize3, "DATAOUT_ATOMICS", |g| height(g) * width(g)),
     field!(cna::ConvCon2, "FEATURE_GRAINS", |g| g.grains.into()),
-    field!(cna::WeightSize0, "WEIGHT_BYTES", |g| line_bytes(g).saturating_mul(g.n.into())),
-    field!(cna::WeightSize1, "WEIGHT_BYTES_PER_KERNEL", line_bytes),
+    field!(cna::WeightSize0, "WEIGHT_BYTES", Geometry::weight_bytes),
+    field!(cna::WeightSize1, "WEIGHT_BYTES_PER_KERNEL", Geometry::line_bytes),
     field!(cna::WeightSize2, "WEIGHT_KERNELS", |g| g.n.into()),
     field!(cna::CbufCon0, "DATA_BANK", |g| g.split.data.into()),
     field!(cna::CbufCon0, "WEIGHT_BANK", |g| g.split.weight.into()),
-    field!(cna::CbufCon1, "DATA_ENTRIES", |g| line_bytes(g).div_ceil(64)),
-    field!(cna::DmaCon1, "LINE_STRIDE", |g| line_bytes(g) / 16),
-    field!(cna::FcDataSize0, "DMA_HEIGHT", |g| g.rows.into()),
+    field!(cna::CbufCon1, "DATA_ENTRIES", |g| g.line_bytes().saturating_mul(width(g)).div_ceil(64)),
+    field!(cna::DmaCon1, "LINE_STRIDE", |g| g.line_bytes() / 8),
+    field!(cna::DmaCon2, "SURF_STRIDE", surface_rows),
+    field!(cna::FcDataSize0, "DMA_HEIGHT", height),
     field!(cna::FcDataSize1, "DMA_CHANNEL", |g| g.k.into()),
-    field!(core::DataoutSize0, "DATAOUT_HEIGHT", |g| less_one(g.rows)),
+    field!(core::DataoutSize0, "DATAOUT_HEIGHT", |g| height(g).saturating_sub(1)),
+    field!(core::DataoutSize0, "DATAOUT_WIDTH", |g| width(g).saturating_sub(1)),
     field!(core::DataoutSize1, "DATAOUT_CHANNEL", |g| less_one(g.n)),
-    field!(dpu::DataCubeHeight, "HEIGHT", |g| less_one(g.rows)),
+    field!(dpu::DstSurfStride, "DST_SURF_STRIDE", surface_rows),
+    field!(dpu::DataCubeWidth, "WIDTH", |g| width(g).saturating_sub(1)),
+    field!(dpu::DataCubeHeight, "HEIGHT", |g| height(g).saturating_sub(1)),
     field!(dpu::DataCubeNotchAddr, "NOTCH_ADDR_0", |g| notch(g, g.n)),
     field!(dpu::DataCubeNotchAddr, "NOTCH_ADDR_1", |g| notch(g, g.row_stride)),
     field!(dpu::DataCubeChannel, "CHANNEL", |g| less_one(g.n)),
     field!(dpu::DataCubeChannel, "ORIG_CHANNEL", |g| less_one(g.row_stride)),
     field!(dpu::WdmaSize0, "CHANNEL_WDMA", |g| less_one(g.n)),
-    field!(dpu::WdmaSize1, "HEIGHT_WDMA", |g| less_one(g.rows)),
+    field!(dpu::WdmaSize1, "HEIGHT_WDMA", |g| height(g).saturating_sub(1)),
+    field!(dpu::SurfaceAdd, "SURF_ADD", |g| surface_rows(g) * u64::from(g.format.group_atoms())),
 ];
 
 fn less_one(size: u32) -> u64 {
     u64::from(size).saturating_sub(1)
 }
 
-fn line_bytes(g: &Geometry) -> u64 {
-    u64::from(g.k) * u64::from(g.format.input_bytes())
+fn height(g: &Geometry) -> u64 {
+    g.form.height_and_width(g.rows).0.into()
 }
 
+fn width(g: &Geometry) -> u64 {
+    g.form.height_and_width(g.rows).1.into()
+}
+
+fn surface_rows(g: &Geometry) -> u64 {
+    g.form.surface_rows().unwrap_or(1).into()
+}
+
+/// Gap between the lines of row-major output, in atoms; cubes have none. int4 batches count atoms of 4 elements there.
 fn notch(g: &Geometry, columns: u32) -> u64 {
-    less_one(columns / g.format.output_per_atom())
+    match g.form {
+        Form::Rows => less_one(columns / g.format.output_per_atom()),
+        Form::Int4Batch => less_one(columns / 4),
+        Form::Cube { .. } | Form::Fold { .. } | Form::Int4Row => 0,
+    }
 }

@@ -8,17 +8,28 @@
 //! | Law | File | Speaks of |
 //! |---|---|---|
 //! | `non-empty` | `non_empty.rs` | zero rows, channels or columns |
+//! | `form` | `form.rs` | which precision was run in which form of program |
 //! | `k-multiple` | `k_multiple.rs` | K and the channel block |
 //! | `n-multiple` | `n_multiple.rs` | N and the kernel group |
 //! | `columns` | `columns.rs` | N of one task |
 //! | `encodable` | `encodable.rs` | every register field that the geometry enters |
 //! | `depth` | `depth.rs` | K of one task |
 //! | `slice-depth` | `slice_depth.rs` | K of one slice of several |
+//! | `requantised` | `requantised.rs` | int8 results: K, N and slices |
+//! | `narrowed` | `narrowed.rs` | fp16 results: rows and slices |
 //! | `bank-sum` | `bank_sum.rs` | the split of the convolution buffer |
+//! | `float-envelope` | `float_envelope.rs` | the same for floats: a predicate with a hole at K = 128 |
 //! | `weight-group` | `weight_group.rs` | one kernel group and the weight banks |
 //! | `feature-capacity` | `feature_capacity.rs` | the rows and the feature banks |
+//! | `float-depth` | `float_depth.rs` | floats: K with more than one feature bank |
 //! | `narrow-columns` | `narrow_columns.rs` | few kernel groups in one exactly filled bank |
 //! | `row-caps` | `row_caps.rs` | the measured row caps of schedule 1 |
+//! | `cube-rows` | `cube_rows.rs` | rows of a tile in cube form |
+//! | `fold` | `fold.rs` | the fold's tiles |
+//! | `int4-rows` | `int4_rows.rs` | rows of an int4 batch, H(K) |
+//! | `int4-columns` | `int4_columns.rs` | columns of an int4 batch, by K and cores |
+//! | `int4-cube` | `int4_cube.rs` | the dense int4 form |
+//! | `weight-reuse`, `data-reuse` | `reuse.rs` | a task and the one before it |
 //! | `chain-length` | `chain_length.rs` | tasks of one chain |
 //! | `address-window` | `address_window.rs` | bytes of one buffer |
 
@@ -26,28 +37,50 @@ use std::fmt;
 
 use ork_isa::soc::Soc;
 use ork_layout::Format;
+use serde::{Serialize, Serializer};
+
+use crate::form::Form;
 
 pub mod address_window;
 mod bank_sum;
 pub mod chain_length;
 mod columns;
+mod cube_rows;
 mod depth;
 mod encodable;
 mod feature_capacity;
+mod float_depth;
+mod float_envelope;
+pub mod fold;
+mod form;
+pub mod int4_columns;
+mod int4_cube;
+pub mod int4_rows;
 mod k_multiple;
 mod n_multiple;
 mod narrow_columns;
+pub mod narrowed;
 mod non_empty;
+pub mod requantised;
+pub mod reuse;
 pub mod row_caps;
 mod slice_depth;
 mod weight_group;
 
-pub(crate) use columns::NAME as COLUMNS;
 pub use feature_capacity::feature_banks;
 pub(crate) use non_empty::no_rows;
 
+/// Whether narrower column segments could satisfy this law.
+pub(crate) fn about_columns(violation: &Violation) -> bool {
+    violation.what == COLUMNS
+        && [columns::NAME, int4_columns::NAME, int4_cube::NAME, requantised::NAME].contains(&violation.law)
+}
+
+/// What [`about_columns`] looks for.
+const COLUMNS: &str = "columns";
+
 /// How the banks of the convolution buffer are divided: D feature banks and W weight banks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct BankSplit {
     /// Feature banks (D).
     pub data: u32,
@@ -66,6 +99,8 @@ impl fmt::Display for BankSplit {
 pub struct Geometry {
     /// Precisions.
     pub format: Format,
+    /// Kind of program.
+    pub form: Form,
     /// Rows of `A` in the task.
     pub rows: u32,
     /// Channels of the task.
@@ -80,6 +115,28 @@ pub struct Geometry {
     pub grains: u32,
     /// K slices of the matmul that the task belongs to; 1 means that the task sees all of K.
     pub k_slices: u32,
+    /// Cores that compute at the same time.
+    pub cores: u8,
+}
+
+impl Geometry {
+    /// Bytes of one row of features.
+    #[must_use]
+    pub fn line_bytes(&self) -> u64 {
+        self.format.input_bytes(self.k.into())
+    }
+
+    /// Bytes of the weights of one kernel group.
+    #[must_use]
+    pub fn group_bytes(&self) -> u64 {
+        self.format.input_bytes(u64::from(self.k) * u64::from(self.format.kernel_group()))
+    }
+
+    /// Bytes of all weights.
+    #[must_use]
+    pub fn weight_bytes(&self) -> u64 {
+        self.format.input_bytes(u64::from(self.k).saturating_mul(self.n.into()))
+    }
 }
 
 /// How far a law is to be trusted.
@@ -130,7 +187,7 @@ pub enum Bound {
 }
 
 /// A law that a proposal breaks, with the numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error, Serialize)]
 #[error("{law}: {what} is {found}, and must be {bound}")]
 pub struct Violation {
     /// Name of the law.
@@ -141,6 +198,12 @@ pub struct Violation {
     pub found: u64,
     /// What the law asks of it.
     pub bound: Bound,
+}
+
+impl Serialize for Bound {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 impl fmt::Display for Bound {
@@ -170,17 +233,27 @@ fn require(law: &'static str, what: &'static str, found: u64, bound: Bound) -> R
 /// Every law over one task, cheap and fundamental ones first.
 pub const TASK_LAWS: &[Law] = &[
     non_empty::LAW,
+    form::LAW,
     k_multiple::LAW,
     n_multiple::LAW,
     columns::LAW,
     encodable::LAW,
     depth::LAW,
     slice_depth::LAW,
+    requantised::LAW,
+    narrowed::LAW,
     bank_sum::LAW,
+    float_envelope::LAW,
     weight_group::LAW,
     feature_capacity::LAW,
+    float_depth::LAW,
     narrow_columns::LAW,
     row_caps::LAW,
+    cube_rows::LAW,
+    fold::LAW,
+    int4_rows::LAW,
+    int4_columns::LAW,
+    int4_cube::LAW,
 ];
 
 /// Checks a task against every law.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-use super::{Bound, Confidence, Geometry, Law, require};
+use super::{Bound, Confidence, Law, require};
 
 const NAME: &str = "weight-group";
 
@@ -10,11 +10,6 @@ pub(super) const LAW: Law = Law {
     confidence: Confidence::Assumed,
     check: |g, soc| {
         let room = u64::from(g.split.weight) * u64::from(soc.bank_bytes);
-        require(NAME, "bytes of one kernel group", group_bytes(g), Bound::AtMost(room))
+        require(NAME, "bytes of one kernel group", g.group_bytes(), Bound::AtMost(room))
     },
 };
-
-/// Bytes of the weights of one kernel group.
-fn group_bytes(g: &Geometry) -> u64 {
-    u64::from(g.k) * u64::from(g.format.kernel_group() * g.format.input_bytes())
-}

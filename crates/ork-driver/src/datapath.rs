@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use ork_device::Device;
+use ork_plan::{Datapath, DatapathState, Transition};
+
+use crate::DriverError;
+
+/// Brings the NPU into the mode that a plan's programs need. The planner knows what a change takes; this carries it out.
+#[derive(Debug, Default)]
+pub(crate) struct DatapathGate {
+    state: DatapathState,
+}
+
+impl DatapathGate {
+    /// Resets the NPU if the change asks for it. The caller has no job in flight, and runs the first pass twice when it
+    /// is told to.
+    ///
+    /// # Errors
+    /// [`DriverError::Datapath`]; the next change tries again.
+    pub(crate) fn enter(&mut self, device: &Device, datapath: Datapath) -> Result<Transition, DriverError> {
+        let transition = self.state.transition(datapath);
+        if transition == Transition::Reset
+            && let Err(source) = device.reset()
+        {
+            self.state = self.state.after_failure();
+            return Err(DriverError::Datapath { datapath, source });
+        }
+        self.state.enter(datapath);
+        Ok(transition)
+    }
+
+    /// A job failed, after which the kernel may have reset the NPU.
+    pub(crate) fn failed(&mut self) {
+        self.state = self.state.after_failure();
+    }
+}

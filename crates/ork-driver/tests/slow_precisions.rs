@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The slow tier of every precision: `cargo test --release -p ork-driver --features slow --test slow_precisions`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use ork_plan::Product;
+use ork_testkit::{Budget, cases};
+use support::precisions;
+
+fn random_products(product: Product) {
+    let cases = cases::draw_at(1, &Budget::SLOW_ONE_PRECISION, &precisions::boundaries(product));
+    assert_eq!(cases.len(), 20_000);
+    precisions::sweep(product, &cases);
+}
+
+macro_rules! sweeps {
+    ($($name:ident: $product:ident,)*) => { $(
+        #[test]
+        fn $name() {
+            random_products(Product::$product);
+        }
+    )* };
+}
+
+sweeps! {
+    int8: Int8,
+    int8_to_int8: Int8ToInt8,
+    int4: Int4,
+    int16: Int16,
+    int16_native: Int16Native,
+    fp16: Fp16,
+    fp16_to_fp16: Fp16ToFp16,
+    bf16: Bf16,
+    tf32: Tf32,
+}
