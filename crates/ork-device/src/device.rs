@@ -20,7 +20,7 @@ use crate::kernel::{DriverKind, Feature, Features};
 use crate::occupancy::{Occupancy, OccupancyError, Record};
 use crate::options::{DeviceKind, DeviceOptions, SramUse, SubmitMode};
 use crate::placement::Placement;
-use crate::pool::Pool;
+use crate::pool::{Pool, Ticket};
 use crate::recovery::{Limits, RecoveryMode, Windows};
 use crate::shared::{Parts, Shared};
 use crate::single::CoreSlot;
@@ -69,19 +69,14 @@ impl fmt::Display for DeviceInfo {
     }
 }
 
-/// Weights, by where they are.
-#[derive(Debug)]
-struct Weights {
-    placement: Placement,
-    pools: Vec<Option<Pool>>,
-}
-
 /// An open NPU.
 #[derive(Debug)]
 pub struct Device {
     // Drop order: what holds buffers goes before the last reference to the file.
     pub(crate) slots: [CoreSlot; CORES_MAX],
-    weights: Mutex<Weights>,
+    /// Weights, by domain.
+    pools: Mutex<Vec<Option<Pool>>>,
+    placement: Arc<Mutex<Placement>>,
     pub(crate) shared: Arc<Shared>,
     board: Option<Board>,
     description: String,
@@ -275,10 +270,8 @@ impl Device {
         }
         Ok(Self {
             slots: Default::default(),
-            weights: Mutex::new(Weights {
-                placement: Placement::new(domains, options.domain_bytes_max),
-                pools: (0..domains).map(|_| None).collect(),
-            }),
+            pools: Mutex::new((0..domains).map(|_| None).collect()),
+            placement: Arc::new(Mutex::new(Placement::new(domains, options.domain_bytes_max))),
             shared,
             board,
             description,
@@ -430,40 +423,32 @@ impl Device {
     /// Tells how many bytes of weights are to come, so that they are spread evenly over as few address spaces as can
     /// hold them.
     pub fn expect_weights(&self, bytes: u64) {
-        self.weights.lock().placement.expect(bytes);
+        self.placement.lock().expect(bytes);
     }
 
     /// Allocates room for a weight: in the address space whose turn it is, within a kernel object that it shares with
-    /// others. The buffer cannot be read back, its old bytes are undefined, and
-    /// [`forget_weight`](Self::forget_weight) must be told when it is gone.
+    /// others. The buffer cannot be read back, and its old bytes are undefined.
     ///
     /// # Errors
     /// [`DeviceError::NoRoom`] when all address spaces are as full as they may be; or the allocation's.
     pub fn alloc_weight(&self, bytes: u64) -> Result<DmaBuffer, DeviceError> {
-        let mut weights = self.weights.lock();
-        let domains = weights.pools.len() as u8;
+        let mut pools = self.pools.lock();
+        let domains = pools.len() as u8;
         let limit = self.domain_bytes_max;
-        let domain = weights
+        let domain = self
             .placement
+            .lock()
             .place(bytes)
             .map_err(|no_room| DeviceError::NoRoom { bytes, held: no_room.held, domains, limit })?;
-        let pool = weights.pools[usize::from(domain.0)].get_or_insert_with(|| Pool::new(&self.shared, domain));
-        let buffer = pool.alloc(bytes);
-        if buffer.is_err() {
-            weights.placement.forget(domain, bytes);
-        }
-        buffer
-    }
-
-    /// A weight of this many bytes is gone from a domain.
-    pub fn forget_weight(&self, domain: DomainId, bytes: u64) {
-        self.weights.lock().placement.forget(domain, bytes);
+        let ticket = Ticket { placement: Arc::clone(&self.placement), domain, bytes };
+        let pool = pools[usize::from(domain.0)].get_or_insert_with(|| Pool::new(&self.shared, domain));
+        pool.alloc(bytes, ticket)
     }
 
     /// Bytes of weights in each address space.
     #[must_use]
     pub fn weight_bytes(&self) -> Vec<u64> {
-        self.weights.lock().placement.used().to_vec()
+        self.placement.lock().used().to_vec()
     }
 
     /// Maps a dma-buf, such as one of a camera, a GPU or the system heap, for the NPU and the CPU. Its descriptor is

@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::error::{DeviceError, SubmitError};
 use crate::events::EventKind;
 use crate::kernel::{Ended, Feature, Fence, Fenced, KernelError, Word};
-use crate::proof::{Census, Reach, Seed, Verdict, frontier};
+use crate::proof::{Cells, Census, Reach, Seed, Verdict, frontier};
 use crate::recovery::{Ladder, Means, REFUSED_PAUSE, Step, Trouble};
 use crate::round::{Chain, Input, Method, Round, Witness, hull};
 use crate::single::{Said, Start, Taken, objections};
@@ -136,7 +136,7 @@ impl<'a> Flight<'a> {
         };
         if let Some(seed) = seed {
             for chain in &chains {
-                seed.fill(&chain.writes, output.host_mut());
+                seed.fill(chain.writes.iter().flatten(), output.host_mut());
             }
             for chain in &chains {
                 output.flush(hull(&chain.writes)).map_err(buffer("flushing the seed"))?;
@@ -570,7 +570,7 @@ impl<'a> Flight<'a> {
         if let Some(seed) = lane.seed {
             let bytes = self.output.host();
             let missing = match &mut lane.missing {
-                Missing::From(_) => seed.missing(&lane.chain.writes, bytes),
+                Missing::From(_) => seed.missing(lane.chain.writes.iter().flatten(), bytes),
                 Missing::Atoms(atoms) => seed.still_missing(std::mem::take(atoms).into_iter(), bytes),
             };
             let next = seed.other();
@@ -643,7 +643,7 @@ impl<'a> Flight<'a> {
         let lane = &self.lanes[index];
         let (Some(seed), Missing::From(_)) = (lane.seed, &lane.missing) else { return otherwise };
         let bytes = self.output.host();
-        let ran = |cells| Census::of(cells, seed, bytes).verdict(seed.reach()) != Verdict::Untouched;
+        let ran = |cells: &Vec<Cells>| Census::of(cells, seed, bytes).verdict(seed.reach()) != Verdict::Untouched;
         if seed.reach() == Reach::InBand && lane.chain.writes.iter().all(ran) {
             Trouble::SeedValue
         } else {
@@ -685,7 +685,7 @@ impl<'a> Flight<'a> {
         }
         let (mut missing, mut elements, mut untouched) = (0, 0, 0);
         if let Some(seed) = lane.seed {
-            for cells in &lane.chain.writes {
+            for cells in lane.chain.writes.iter() {
                 let census = Census::of(cells, seed, self.output.host());
                 missing += census.survivors;
                 elements += census.elements;

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use crate::buffer::{DmaBuffer, DomainId, Purpose, Slab};
 use crate::error::DeviceError;
+use crate::placement::Placement;
 use crate::shared::Shared;
 
 /// Rooms begin at multiples of this: whole cache lines, and whole bursts of the weight reader.
@@ -52,6 +53,21 @@ pub(crate) struct Room {
     /// What was asked for, and what is occupied.
     range: Range<u64>,
     occupied: Range<u64>,
+    _ticket: Option<Ticket>,
+}
+
+/// Bytes that a weight has in an address space; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    pub(crate) placement: Arc<Mutex<Placement>>,
+    pub(crate) domain: DomainId,
+    pub(crate) bytes: u64,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.placement.lock().forget(self.domain, self.bytes);
+    }
 }
 
 impl Room {
@@ -88,7 +104,7 @@ impl Pool {
     }
 
     /// Room for a buffer, mapped.
-    pub(crate) fn alloc(&self, len: u64) -> Result<DmaBuffer, DeviceError> {
+    pub(crate) fn alloc(&self, len: u64, ticket: Ticket) -> Result<DmaBuffer, DeviceError> {
         if len == 0 {
             return Err(DeviceError::Length { len });
         }
@@ -106,7 +122,7 @@ impl Pool {
         let slab = Arc::clone(&inside.slabs[&id].slab);
         drop(inside);
         let pool = Arc::downgrade(&self.0);
-        let room = Room { pool, slab: id, range: range.start..range.start + len, occupied: range };
+        let room = Room { pool, slab: id, range: range.start..range.start + len, occupied: range, _ticket: Some(ticket) };
         DmaBuffer::pooled(slab, room)
     }
 }

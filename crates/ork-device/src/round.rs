@@ -2,6 +2,7 @@
 //! What is run together: a chain for each core, one output, and how it shows that it was written.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::buffer::{CACHE_LINE_BYTES, DmaBuffer, DomainId, ResidentBuffer};
 use crate::device::Device;
@@ -27,7 +28,7 @@ pub struct Chain<'a> {
     /// The programs. The core is a wish: another one may run them when it is given up.
     pub submission: &'a Submission,
     /// What each program writes in the output, in order.
-    pub writes: Vec<Cells>,
+    pub writes: Arc<[Vec<Cells>]>,
     /// Where the programs lie: flushed again before they run again, and changed by a halt.
     pub programs: &'a mut DmaBuffer,
     /// Which of the buffer's bytes are programs.
@@ -142,8 +143,12 @@ impl Round<'_> {
                 let (cells, programs) = (chain.writes.len(), chain.submission.tasks.len());
                 return wrong(format!("{cells} descriptions of output for {programs} programs on core {core}"));
             }
-            if let Some(cells) = chain.writes.iter().find(|cells| !cells.fits(self.output.len())) {
+            let mut cells = chain.writes.iter().flatten();
+            if let Some(cells) = cells.find(|cells| !cells.fits(self.output.len())) {
                 return wrong(format!("{cells:?} are no cells of an output of {} bytes", self.output.len()));
+            }
+            if let Some(program) = chain.writes.iter().position(Vec::is_empty) {
+                return wrong(format!("program {program} of core {core} writes nothing that could be seen"));
             }
             let hull = hull(&chain.writes);
             lines.push((hull.start / CACHE_LINE_BYTES, hull.end.div_ceil(CACHE_LINE_BYTES), core));
@@ -175,8 +180,8 @@ impl Round<'_> {
 }
 
 /// From the first cell to the last.
-pub(crate) fn hull(writes: &[Cells]) -> Range<u64> {
-    let start = writes.iter().map(|cells| cells.offset).min().unwrap_or(0);
-    let end = writes.iter().map(|cells| cells.hull().end).max().unwrap_or(0);
+pub(crate) fn hull(writes: &[Vec<Cells>]) -> Range<u64> {
+    let start = writes.iter().flatten().map(|cells| cells.offset).min().unwrap_or(0);
+    let end = writes.iter().flatten().map(|cells| cells.hull().end).max().unwrap_or(0);
     start..end
 }

@@ -124,14 +124,22 @@ fn rounds_that_cannot_be_right_are_refused_before_anything_runs() {
         change(&mut round);
         device.run(round, &ork_device::Threads).unwrap_err().to_string()
     };
+    let edit = |writes: &mut std::sync::Arc<[Vec<Cells>]>, change: fn(&mut Cells)| {
+        let mut own = writes.to_vec();
+        change(&mut own[0][0]);
+        *writes = own.into();
+    };
+    assert!(
+        refusal(&mut bench, &|round| round.chains[0].writes = vec![vec![]; 2].into()).contains("writes nothing")
+    );
     let twice = Submission::new(0, vec![ork_device::Task::dpu(ork_isa::Iova(64), 108, 13); 2]);
     assert!(refusal(&mut bench, &|round| round.chains.clear()).contains("no chain"));
     assert!(refusal(&mut bench, &|round| round.live.end += 1).contains("leave an output"));
     assert!(refusal(&mut bench, &|round| round.chains[0].programs_live.end += 1).contains("leave their buffer"));
-    assert!(refusal(&mut bench, &|round| round.chains[0].writes.truncate(1)).contains("1 descriptions"));
-    assert!(refusal(&mut bench, &|round| round.chains[0].writes[0].offset += 8).contains("are no cells"));
-    assert!(refusal(&mut bench, &|round| round.chains[0].writes[0].offset = 1 << 40).contains("are no cells"));
-    let shared = refusal(&mut bench, &|round| round.chains[1].writes[1].offset = 1024);
+    assert!(refusal(&mut bench, &|round| round.chains[0].writes = round.chains[0].writes[..1].into()).contains("1 descriptions"));
+    assert!(refusal(&mut bench, &|round| edit(&mut round.chains[0].writes, |cells| cells.offset += 8)).contains("are no cells"));
+    assert!(refusal(&mut bench, &|round| edit(&mut round.chains[0].writes, |cells| cells.offset = 1 << 40)).contains("are no cells"));
+    let shared = refusal(&mut bench, &|round| edit(&mut round.chains[1].writes, |cells| cells.offset = 1024));
     assert!(shared.contains("cores 0 and 1 write to the same cache lines"), "{shared}");
     let mut round = bench.round();
     round.chains[1].submission = &twice;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Rounds of the small matmul: a chain for each core, each program with its own features and its own output.
 
+use std::sync::Arc;
+
 use ork_device::{
     Board, Cells, Chain, Completed, Device, DeviceOptions, DmaBuffer, DomainId, DriverKind, EmuOptions, EventKind,
     FaultPlan, Input, Pending, Purpose, RecoveryMode, ResidentBuffer, Round, Seed, Submission, SubmitError, SubmitMode,
@@ -50,7 +52,7 @@ struct Lane {
     submission: Submission,
     features: DmaBuffer,
     programs: DmaBuffer,
-    writes: Vec<Cells>,
+    writes: Arc<[Vec<Cells>]>,
 }
 
 /// Buffers of a round.
@@ -100,18 +102,18 @@ impl Bench {
                     MATMUL_BLOCKS,
                 ));
                 program.write_to(&mut programs.host_mut()[index * PITCH..]);
-                writes.push(Cells {
+                writes.push(vec![Cells {
                     offset,
                     rows: M as u32,
                     row_bytes: (N * 4) as u32,
                     pitch_bytes: (N * 4) as u64,
-                });
+                }]);
                 expected.push(reference(&values, &b_values));
             }
             features.flush(0..features.len()).unwrap();
             programs.flush(0..programs.len()).unwrap();
             let submission = Submission::new(core, tasks).in_domain(domain);
-            lanes.push(Lane { submission, features, programs, writes });
+            lanes.push(Lane { submission, features, programs, writes: writes.into() });
         }
         let seed = Some(Seed::int32_sum(K as u64, 16384).unwrap());
         Self { lanes, weights: b.unmap_host(), output, expected, seed }
