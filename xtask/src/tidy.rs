@@ -24,7 +24,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-rknpu", &["ork-drm"]),
     ("ork-rocket", &["ork-drm"]),
     ("ork-emu", &["ork-isa", "ork-sim", "ork-drm", "ork-rknpu", "ork-rocket"]),
-    ("ork-device", &["ork-isa", "ork-drm", "ork-rknpu", "ork-emu", "ork-sim"]),
+    ("ork-device", &["ork-isa", "ork-drm", "ork-rknpu", "ork-rocket", "ork-emu", "ork-sim"]),
     ("ork-driver", &["ork-isa", "ork-layout", "ork-plan", "ork-synth", "ork-quant", "ork-device"]),
     ("ork-ggml", &["ork-driver", "ork-quant"]),
     ("ork-engine", &["ork-ggml"]),

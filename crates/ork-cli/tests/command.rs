@@ -182,7 +182,7 @@ fn devices_says_why_a_node_cannot_be_used() {
     let model = folder.model();
     let output =
         run(&["run", "-m", &model, "-p", "hi", "--device", "rknpu", "--set", &root(folder.0.path())]);
-    assert_fails(&output, 4, &["no usable rknpu device", "card0"]);
+    assert_fails(&output, 4, &["no usable NPU device", "card0"]);
 }
 
 #[test]

@@ -1,23 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
 
 use ork_drm::Mapping;
+use ork_drm::dma_buf::sync;
 use ork_isa::Iova;
-use ork_rknpu::uapi::{self, RknpuTask};
-use ork_rknpu::{Buffer, CreateRequest};
+use ork_rknpu::uapi::RknpuTask;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use zerocopy::IntoBytes;
 
 use crate::counters::add;
-use crate::device::Shared;
 use crate::error::DeviceError;
+use crate::kernel::{Direction, KernelError, Object, Request};
+use crate::pool::Room;
+use crate::shared::Shared;
 use crate::submission::Completed;
 
 /// Bytes of a CPU cache line: the granule in which memory becomes visible. Ranges that different sides write must
 /// not share a line.
 pub const CACHE_LINE_BYTES: u64 = 64;
+/// Bytes of an address space.
+pub(crate) const WINDOW_BYTES: u64 = 1 << 32;
 
 /// What a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,15 +34,8 @@ pub enum Purpose {
     Regcmd,
     /// Task arrays, which the kernel reads too. [`Device::submit`](crate::Device::submit) has its own.
     Tasks,
-}
-
-impl Purpose {
-    const fn flags(self) -> u32 {
-        match self {
-            Self::Data | Self::Regcmd => uapi::mem::DATA,
-            Self::Tasks => uapi::mem::TASKS,
-        }
-    }
+    /// Features or results in on-chip memory, as far as there is some; the rest lies in DRAM.
+    OnChip,
 }
 
 /// An address space of the NPU. Equal addresses in two domains are different bytes.
@@ -49,30 +48,139 @@ impl fmt::Display for DomainId {
     }
 }
 
-/// Owner of a GEM handle.
-struct Handle {
+/// An object of the kernel, freed when the last buffer in it is gone.
+pub(crate) struct Slab {
     device: Arc<Shared>,
-    buffer: Buffer,
+    object: Object,
     iova: Iova,
     len: u64,
     domain: DomainId,
     purpose: Purpose,
+    /// The dma-buf that this imports.
+    import: Option<OwnedFd>,
+    /// The CPU's mapping, while somebody has it.
+    mapping: Mutex<Weak<Mapping>>,
 }
 
-impl Handle {
-    fn sync(&self, range: &Range<u64>, direction: u32) -> Result<bool, DeviceError> {
-        if range.start > range.end || range.end > self.len {
-            return Err(DeviceError::Range { range: range.clone(), len: self.len });
+impl Slab {
+    /// Allocates.
+    pub(crate) fn allocate(
+        device: &Arc<Shared>,
+        domain: DomainId,
+        purpose: Purpose,
+        len: u64,
+    ) -> Result<Self, DeviceError> {
+        if len == 0 || len > WINDOW_BYTES {
+            return Err(DeviceError::Length { len });
         }
-        let size = range.end - range.start;
-        if size == 0 {
-            return Ok(false);
+        device.check_domain(domain)?;
+        device.check_open()?;
+        let request = Request {
+            len,
+            domain,
+            kernel_mapping: purpose == Purpose::Tasks,
+            sram: purpose == Purpose::OnChip,
+        };
+        let object = {
+            let _used = device.enter(domain)?;
+            device.kernel.alloc(&request)
+        };
+        let object = object.map_err(|source| DeviceError::Call {
+            doing: format!("cannot allocate a {purpose:?} buffer of {len} bytes in domain {domain}"),
+            source,
+        })?;
+        add(&device.counters.buffers_allocated, 1);
+        add(&device.counters.bytes_allocated, object.size);
+        add(&device.counters.sram_bytes, object.sram_bytes);
+        Self::own(device, object, len, domain, purpose, None)
+    }
+
+    /// Imports a dma-buf.
+    pub(crate) fn import(
+        device: &Arc<Shared>,
+        domain: DomainId,
+        fd: BorrowedFd<'_>,
+    ) -> Result<Self, DeviceError> {
+        device.check_domain(domain)?;
+        device.check_open()?;
+        let call = |doing: &str, source| DeviceError::Call { doing: doing.to_owned(), source };
+        let file = |doing| move |source| call("cannot import a dma-buf", KernelError::File { doing, source });
+        let own = fd.try_clone_to_owned().map_err(|error| {
+            file("cannot keep its descriptor")(ork_drm::Errno::from_io(&error))
+        })?;
+        let len = device.files.size(own.as_raw_fd()).map_err(file("cannot ask for its size"))?;
+        if len == 0 || len > WINDOW_BYTES {
+            return Err(DeviceError::Length { len });
         }
-        // SAFETY: this handle keeps the object alive.
-        unsafe { self.device.npu.mem_sync(self.buffer.obj_addr, range.start, size, direction) }.map_err(
-            |source| DeviceError::Call { doing: format!("cannot synchronise {}", self.describe()), source },
-        )?;
-        Ok(true)
+        let object = {
+            // The kernel maps it into the domain that is live.
+            let _used = device.enter(domain)?;
+            device.kernel.import(own.as_raw_fd(), domain)
+        };
+        let object = object
+            .map_err(|source| call(&format!("cannot import a dma-buf of {len} bytes into domain {domain}"), source))?;
+        add(&device.counters.buffers_imported, 1);
+        Self::own(device, object, len, domain, Purpose::Data, Some(own))
+    }
+
+    fn own(
+        device: &Arc<Shared>,
+        object: Object,
+        len: u64,
+        domain: DomainId,
+        purpose: Purpose,
+        import: Option<OwnedFd>,
+    ) -> Result<Self, DeviceError> {
+        if let Err(closed) = device.adopt(&object, domain) {
+            let _ = device.kernel.free(&object);
+            return Err(closed);
+        }
+        // From here on the object frees itself.
+        let mut slab = Self {
+            device: Arc::clone(device),
+            object,
+            iova: Iova::default(),
+            len,
+            domain,
+            purpose,
+            import,
+            mapping: Mutex::default(),
+        };
+        let address = object.dma_addr;
+        match u32::try_from(address) {
+            Ok(low) if address + len <= WINDOW_BYTES => slab.iova = Iova(low),
+            _ => return Err(DeviceError::Address { address, len }),
+        }
+        Ok(slab)
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The CPU's mapping of all of it.
+    pub(crate) fn map(&self) -> Result<Arc<Mapping>, DeviceError> {
+        let mut slot = self.mapping.lock();
+        if let Some(mapping) = slot.upgrade() {
+            return Ok(mapping);
+        }
+        // A length beyond the address space cannot have been allocated.
+        let len = usize::try_from(self.len).unwrap_or(usize::MAX);
+        let mapping = match &self.import {
+            None => self.device.kernel.map(&self.object, len),
+            Some(fd) => self
+                .device
+                .files
+                .map(fd.as_raw_fd(), len)
+                .map_err(|source| KernelError::File { doing: "cannot map a dma-buf", source }),
+        };
+        let mapping = mapping.map_err(|source| DeviceError::Call {
+            doing: format!("cannot map {}", self.describe()),
+            source,
+        })?;
+        let mapping = Arc::new(mapping);
+        *slot = Arc::downgrade(&mapping);
+        Ok(mapping)
     }
 
     fn describe(&self) -> String {
@@ -82,31 +190,69 @@ impl Handle {
         )
     }
 
-    fn map(&self) -> Result<Mapping, DeviceError> {
-        let npu = &self.device.npu;
-        // A length beyond the address space cannot have been allocated.
-        let len = usize::try_from(self.len).unwrap_or(usize::MAX);
-        npu.mem_map(self.buffer.handle)
-            .and_then(|offset| npu.mmap(offset, len))
-            .map_err(|source| DeviceError::Call { doing: format!("cannot map {}", self.describe()), source })
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        match self.device.npu.mem_destroy(self.buffer.handle) {
-            Ok(()) => add(&self.device.counters.buffers_freed, 1),
-            Err(error) => {
-                add(&self.device.counters.failed_frees, 1);
-                tracing::warn!(%error, errno = %error.errno(), "leaked {}", self.describe());
+    /// Cache maintenance; gives the bytes that it covered.
+    fn sync(&self, range: Range<u64>, direction: Direction) -> Result<u64, DeviceError> {
+        let result = match &self.import {
+            // The driver's own maintenance does not know imported buffers (`uapi.md` A.11 row 13).
+            Some(fd) => {
+                let access = match direction {
+                    Direction::ToDevice => sync::WRITE,
+                    Direction::FromDevice => sync::READ,
+                };
+                let files = &self.device.files;
+                files
+                    .sync(fd.as_raw_fd(), access)
+                    .and_then(|()| files.sync(fd.as_raw_fd(), sync::END | access))
+                    .map(|()| self.len)
+                    .map_err(|source| KernelError::File { doing: "DMA_BUF_IOCTL_SYNC failed", source })
             }
-        }
+            None => {
+                let _used = self.device.enter(self.domain)?;
+                // SAFETY: `self` keeps the object alive.
+                unsafe { self.device.kernel.sync(&self.object, range, direction) }
+            }
+        };
+        result.map_err(|source| DeviceError::Call {
+            doing: format!("cannot synchronise {}", self.describe()),
+            source,
+        })
     }
 }
 
-impl fmt::Debug for Handle {
+impl Drop for Slab {
+    fn drop(&mut self) {
+        self.device.free(&self.object);
+    }
+}
+
+impl fmt::Debug for Slab {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.describe())
+    }
+}
+
+/// A part of an object that belongs to one buffer.
+#[derive(Debug)]
+struct Region {
+    // Drop order: the room goes back to its pool before the object can go.
+    _room: Option<Room>,
+    slab: Arc<Slab>,
+    offset: u64,
+    len: u64,
+}
+
+impl Region {
+    fn iova(&self) -> Iova {
+        // The slab lies inside the window, and the region inside the slab.
+        Iova(self.slab.iova.0 + self.offset as u32)
+    }
+
+    fn range(&self, range: &Range<u64>) -> Result<Option<Range<u64>>, DeviceError> {
+        if range.start > range.end || range.end > self.len {
+            return Err(DeviceError::Range { range: range.clone(), len: self.len });
+        }
+        let within = self.offset + range.start..self.offset + range.end;
+        Ok((!within.is_empty()).then_some(within))
     }
 }
 
@@ -117,9 +263,9 @@ impl fmt::Debug for Handle {
 /// CPU writes in different cache lines, and do not read a range while a job that writes it is in flight.
 #[derive(Debug)]
 pub struct DmaBuffer {
-    // Drop order: the mapping goes first, then the handle.
-    mapping: Mapping,
-    handle: Handle,
+    // Drop order: the mapping goes first, then the object.
+    mapping: Arc<Mapping>,
+    region: Region,
 }
 
 impl DmaBuffer {
@@ -129,79 +275,95 @@ impl DmaBuffer {
         purpose: Purpose,
         len: u64,
     ) -> Result<Self, DeviceError> {
-        const WINDOW_BYTES: u64 = 1 << 32;
-        if len == 0 || len > WINDOW_BYTES {
-            return Err(DeviceError::Length { len });
-        }
-        device.check_domain(domain)?;
-        let request = CreateRequest { size: len, flags: purpose.flags(), domain: i32::from(domain.0) };
-        let buffer = device.npu.mem_create(&request).map_err(|source| DeviceError::Call {
-            doing: format!("cannot allocate a {purpose:?} buffer of {len} bytes in domain {domain}"),
-            source,
-        })?;
-        add(&device.counters.buffers_allocated, 1);
-        add(&device.counters.bytes_allocated, buffer.size);
-        // From here on the handle frees itself.
-        let mut handle =
-            Handle { device: Arc::clone(device), buffer, iova: Iova::default(), len, domain, purpose };
-        let address = buffer.dma_addr;
-        match u32::try_from(address) {
-            Ok(low) if address + len <= WINDOW_BYTES => handle.iova = Iova(low),
-            _ => return Err(DeviceError::Address { address, len }),
-        }
-        Ok(Self { mapping: handle.map()?, handle })
+        Self::whole(Slab::allocate(device, domain, purpose, len)?)
+    }
+
+    pub(crate) fn import(
+        device: &Arc<Shared>,
+        domain: DomainId,
+        fd: BorrowedFd<'_>,
+    ) -> Result<Self, DeviceError> {
+        Self::whole(Slab::import(device, domain, fd)?)
+    }
+
+    fn whole(slab: Slab) -> Result<Self, DeviceError> {
+        let mapping = slab.map()?;
+        let len = slab.len;
+        Ok(Self { mapping, region: Region { _room: None, slab: Arc::new(slab), offset: 0, len } })
+    }
+
+    /// A part of a pooled object that nobody else has.
+    pub(crate) fn pooled(slab: Arc<Slab>, room: Room) -> Result<Self, DeviceError> {
+        let mapping = slab.map()?;
+        let Range { start, end } = room.range();
+        Ok(Self { mapping, region: Region { _room: Some(room), slab, offset: start, len: end - start } })
     }
 
     /// Device address of the first byte.
     #[must_use]
     pub fn iova(&self) -> Iova {
-        self.handle.iova
+        self.region.iova()
     }
 
     /// Length in bytes, as asked for.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.handle.len
+        self.region.len
     }
 
     /// Never true: a buffer has at least one byte.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.handle.len == 0
+        self.region.len == 0
     }
 
     /// The domain that the address belongs to.
     #[must_use]
     pub fn domain(&self) -> DomainId {
-        self.handle.domain
+        self.region.slab.domain
+    }
+
+    /// Bytes of it that lie in on-chip memory.
+    #[must_use]
+    pub fn sram_bytes(&self) -> u64 {
+        self.region.slab.object.sram_bytes
     }
 
     /// The CPU's view.
     #[must_use]
     pub fn host(&self) -> &[u8] {
-        // SAFETY: this is the only mapping of the object. The mapping is cached: its bytes change only by
-        // `invalidate`, which takes `&mut self`, and, on silicon, when a line that was not cached is loaded
-        // while a job writes it; the type's documentation excludes reading such a range.
-        unsafe { self.mapping.bytes() }
+        // SAFETY: inside the mapping, which `self` keeps; buffers in one mapping have disjoint regions. The mapping is
+        // cached: its bytes change only by cache maintenance, which takes `&mut self`, and, on silicon, when a line
+        // that was not cached is loaded while a job writes it; the type's documentation excludes reading such a
+        // range.
+        unsafe { std::slice::from_raw_parts(self.start(), self.region.len as usize) }
     }
 
     /// The CPU's view, writable. Writes reach the NPU by [`flush`](Self::flush).
     #[must_use]
     pub fn host_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `host`; `flush`, which reads the bytes, cannot run while they are borrowed mutably.
-        unsafe { self.mapping.bytes_mut() }
+        // SAFETY: as for `host`; `flush`, which reads the bytes, cannot run while they are borrowed mutably. Where the
+        // kernel maintains whole objects, pooled ones are only ever cleaned, which changes no byte of the CPU's.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.region.len as usize) }
+    }
+
+    fn start(&self) -> *mut u8 {
+        debug_assert!(self.region.offset + self.region.len <= self.mapping.len() as u64);
+        // SAFETY: the region lies inside the object, all of which is mapped.
+        unsafe { self.mapping.as_ptr().add(self.region.offset as usize) }.as_ptr()
     }
 
     /// Makes what the CPU wrote in `range` visible to the NPU, in whole cache lines.
     ///
     /// # Errors
-    /// [`DeviceError::Range`], [`DeviceError::Call`].
+    /// [`DeviceError::Range`], [`DeviceError::Call`], [`DeviceError::DomainBusy`].
     pub fn flush(&self, range: Range<u64>) -> Result<(), DeviceError> {
-        if self.handle.sync(&range, uapi::sync::TO_DEVICE)? {
-            let counters = &self.handle.device.counters;
-            add(&counters.flushes, 1);
-            add(&counters.bytes_flushed, range.end - range.start);
-        }
+        let Some(within) = self.region.range(&range)? else { return Ok(()) };
+        let maintained = self.region.slab.sync(within, Direction::ToDevice)?;
+        let counters = &self.region.slab.device.counters;
+        add(&counters.flushes, 1);
+        add(&counters.bytes_flushed, range.end - range.start);
+        add(&counters.bytes_maintained, maintained);
         Ok(())
     }
 
@@ -209,15 +371,29 @@ impl DmaBuffer {
     /// lines that were not flushed are lost.
     ///
     /// # Errors
-    /// [`DeviceError::Range`], [`DeviceError::Call`].
+    /// [`DeviceError::Range`], [`DeviceError::Call`], [`DeviceError::DomainBusy`]; [`DeviceError::Pooled`] for a
+    /// buffer that shares its object with others.
     pub fn invalidate(&mut self, range: Range<u64>, after: &Completed) -> Result<(), DeviceError> {
         let _evidence = after;
-        if self.handle.sync(&range, uapi::sync::FROM_DEVICE)? {
-            let counters = &self.handle.device.counters;
-            add(&counters.invalidates, 1);
-            add(&counters.bytes_invalidated, range.end - range.start);
+        self.reload(range)
+    }
+
+    /// [`invalidate`](Self::invalidate) without the evidence, for who looks for it.
+    pub(crate) fn reload(&mut self, range: Range<u64>) -> Result<(), DeviceError> {
+        if self.region._room.is_some() {
+            return Err(DeviceError::Pooled);
         }
+        let Some(within) = self.region.range(&range)? else { return Ok(()) };
+        let maintained = self.region.slab.sync(within, Direction::FromDevice)?;
+        self.count_reload(range.end - range.start, maintained);
         Ok(())
+    }
+
+    pub(crate) fn count_reload(&self, asked: u64, maintained: u64) {
+        let counters = &self.region.slab.device.counters;
+        add(&counters.invalidates, 1);
+        add(&counters.bytes_invalidated, asked);
+        add(&counters.bytes_maintained, maintained);
     }
 
     /// [`invalidate`](Self::invalidate), and the bytes of the range.
@@ -233,54 +409,17 @@ impl DmaBuffer {
     /// Gives up the CPU's view, for example of weights that are uploaded. What was not flushed is lost.
     #[must_use]
     pub fn unmap_host(self) -> ResidentBuffer {
-        ResidentBuffer { handle: self.handle }
-    }
-}
-
-/// A buffer that only the NPU sees.
-#[derive(Debug)]
-pub struct ResidentBuffer {
-    handle: Handle,
-}
-
-impl ResidentBuffer {
-    /// Device address of the first byte.
-    #[must_use]
-    pub fn iova(&self) -> Iova {
-        self.handle.iova
+        ResidentBuffer { region: self.region }
     }
 
-    /// Length in bytes, as asked for.
-    #[must_use]
-    pub fn len(&self) -> u64 {
-        self.handle.len
+    /// What the kernel knows the buffer by; for buffers that are an object of their own.
+    pub(crate) fn object(&self) -> Option<&Object> {
+        self.region._room.is_none().then_some(&self.region.slab.object)
     }
 
-    /// Never true: a buffer has at least one byte.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.handle.len == 0
-    }
-
-    /// The domain that the address belongs to.
-    #[must_use]
-    pub fn domain(&self) -> DomainId {
-        self.handle.domain
-    }
-
-    /// Gives the CPU a view again: what the memory holds now.
-    ///
-    /// # Errors
-    /// [`DeviceError::Call`]; the buffer is freed then.
-    pub fn map_host(self) -> Result<DmaBuffer, DeviceError> {
-        Ok(DmaBuffer { mapping: self.handle.map()?, handle: self.handle })
-    }
-}
-
-impl DmaBuffer {
-    /// What the kernel names the buffer by.
-    pub(crate) fn object_address(&self) -> u64 {
-        self.handle.buffer.obj_addr
+    /// Whether a device made it.
+    pub(crate) fn is_of(&self, device: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.region.slab.device, device)
     }
 
     /// Fills the head of the buffer with task descriptors; there must be room.
@@ -288,5 +427,45 @@ impl DmaBuffer {
         for (place, task) in self.host_mut().chunks_exact_mut(size_of::<RknpuTask>()).zip(tasks) {
             place.copy_from_slice(task.as_bytes());
         }
+    }
+}
+
+/// A buffer that only the NPU sees.
+#[derive(Debug)]
+pub struct ResidentBuffer {
+    region: Region,
+}
+
+impl ResidentBuffer {
+    /// Device address of the first byte.
+    #[must_use]
+    pub fn iova(&self) -> Iova {
+        self.region.iova()
+    }
+
+    /// Length in bytes, as asked for.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.region.len
+    }
+
+    /// Never true: a buffer has at least one byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.region.len == 0
+    }
+
+    /// The domain that the address belongs to.
+    #[must_use]
+    pub fn domain(&self) -> DomainId {
+        self.region.slab.domain
+    }
+
+    /// Gives the CPU a view again: what the memory holds now.
+    ///
+    /// # Errors
+    /// [`DeviceError::Call`]; the buffer is freed then.
+    pub fn map_host(self) -> Result<DmaBuffer, DeviceError> {
+        Ok(DmaBuffer { mapping: self.region.slab.map()?, region: self.region })
     }
 }

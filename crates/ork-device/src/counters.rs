@@ -24,6 +24,16 @@ pub struct DeviceCounters {
     pub invalidates: u64,
     /// Bytes invalidated, as asked for.
     pub bytes_invalidated: u64,
+    /// Bytes that both together covered: more than asked for where a driver knows whole buffers only.
+    pub bytes_maintained: u64,
+    /// dma-bufs imported.
+    pub buffers_imported: u64,
+    /// Bytes that allocations got in on-chip memory.
+    pub sram_bytes: u64,
+    /// Changes of the live address space.
+    pub domain_switches: u64,
+    /// Calls that a signal interrupted and that were repeated.
+    pub interruptions: u64,
     /// Jobs that ended by the time limit.
     pub timeouts: u64,
     /// Jobs that failed otherwise.
@@ -77,6 +87,9 @@ impl fmt::Display for DeviceCounters {
             self.bytes_allocated,
             self.buffers_freed,
         )?;
+        if self.domain_switches != 0 {
+            write!(f, "; {} domain switches", self.domain_switches)?;
+        }
         if self.failed_frees != 0 {
             write!(f, " ({} FAILED TO FREE)", self.failed_frees)?;
         }
@@ -103,6 +116,9 @@ pub(crate) struct Counting {
     pub(crate) bytes_flushed: AtomicU64,
     pub(crate) invalidates: AtomicU64,
     pub(crate) bytes_invalidated: AtomicU64,
+    pub(crate) bytes_maintained: AtomicU64,
+    pub(crate) buffers_imported: AtomicU64,
+    pub(crate) sram_bytes: AtomicU64,
     pub(crate) timeouts: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) failed_frees: AtomicU64,
@@ -132,6 +148,12 @@ impl Counting {
             bytes_flushed: get(&self.bytes_flushed),
             invalidates: get(&self.invalidates),
             bytes_invalidated: get(&self.bytes_invalidated),
+            bytes_maintained: get(&self.bytes_maintained),
+            buffers_imported: get(&self.buffers_imported),
+            sram_bytes: get(&self.sram_bytes),
+            // These two are counted elsewhere.
+            domain_switches: 0,
+            interruptions: 0,
             timeouts: get(&self.timeouts),
             failures: get(&self.failures),
             failed_frees: get(&self.failed_frees),

@@ -1,32 +1,48 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-use std::collections::BTreeMap;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
-use ork_drm::{Errno, OpenNode, RealNodes, Transport};
-use ork_emu::{Board, Finding};
-use ork_rknpu::uapi::{RknpuSubcoreTask, RknpuSubmit, RknpuTask, job};
-use ork_rknpu::{Rknpu, RknpuError};
+use ork_drm::{Files, HostFiles, OpenNode, RealNodes, Transport};
+use ork_emu::Board;
 use parking_lot::Mutex;
 
+use crate::board_files::BoardFiles;
 use crate::buffer::{DmaBuffer, DomainId, Purpose};
-use crate::counters::{CORES_MAX, Counting, DeviceCounters, add};
-use crate::error::{DeviceError, OpenError, SubmitError};
-use crate::found::{Found, ask, candidates, dotted, examine};
-use crate::options::{DeviceKind, DeviceOptions};
-use crate::submission::{Completed, Elapsed, Submission, TASKS_MAX};
+use crate::clock::{BoardClock, Clock, HostClock};
+use crate::counters::{CORES_MAX, DeviceCounters};
+use crate::error::{DeviceError, OpenError};
+use crate::events::{Event, EventCounts, EventKind};
+use crate::found::{Found, Usable, ask, candidates, dotted, examine};
+use crate::kernel::{DriverKind, Feature, Features};
+use crate::occupancy::{Occupancy, OccupancyError, Record};
+use crate::options::{DeviceKind, DeviceOptions, SramUse, SubmitMode};
+use crate::placement::Placement;
+use crate::pool::{Pool, Ticket};
+use crate::recovery::{Limits, RecoveryMode, Windows};
+use crate::shared::{Parts, Shared};
+use crate::single::CoreSlot;
 
-/// First driver with address spaces.
-const DOMAINS_SINCE: u32 = 906;
-/// Bytes of a task descriptor.
-const TASK_BYTES: usize = size_of::<RknpuTask>();
-/// `int_clear` of every known program; the kernel does not read it.
-const INT_CLEAR_ALL: u32 = 0x1_FFFF;
+/// Longest time that output may lag behind the kernel's word. The lag was seen for int4, where it is microseconds
+/// (`isa-int4-sdp.md` §1.10); the rest is margin.
+const LATE_MAX: Duration = Duration::from_millis(20);
+/// Shortest window of a job that is polled: several passes over an output and some scheduling.
+const WINDOW_MIN: Duration = Duration::from_millis(5);
+/// How long calls wait for jobs of another domain, at least: the model is slower than silicon.
+const GATE_WAIT_MIN: Duration = Duration::from_secs(60);
+/// How often the kernel waits for a job's time limit when others are queued before it (`uapi.md` A.9).
+const KERNEL_ROUNDS: u32 = 3;
+/// What the mainline driver gives a job, with as much again for one that waits (`uapi.md` B.2).
+const ROCKET_LIMIT: Duration = Duration::from_millis(1000);
 
 /// What a device says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Driver version, major·10000 + minor·100 + patch.
+    /// The kernel driver.
+    pub driver: DriverKind,
+    /// Driver version, major·10000 + minor·100 + patch; 0 for `rocket`, which has none.
     pub driver_version: u32,
     /// Hardware version word.
     pub hardware_version: u32,
@@ -40,55 +56,51 @@ pub struct DeviceInfo {
 
 impl fmt::Display for DeviceInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "RK3588, rknpu {}, IOMMU {}, {} KiB SRAM",
-            dotted(self.driver_version),
-            if self.iommu { "on" } else { "off" },
-            self.sram_bytes / 1024
-        )
-    }
-}
-
-/// What all buffers of a device share. The device file closes when the last of them is gone.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) npu: Rknpu<Arc<dyn Transport>>,
-    pub(crate) counters: Counting,
-    info: DeviceInfo,
-}
-
-impl Shared {
-    pub(crate) fn check_domain(&self, domain: DomainId) -> Result<(), DeviceError> {
-        let domains = self.domains();
-        if domain.0 < domains {
-            return Ok(());
-        }
-        Err(DeviceError::Domain { domain: domain.0, driver: dotted(self.info.driver_version), domains })
-    }
-
-    fn domains(&self) -> u8 {
-        if self.info.driver_version >= DOMAINS_SINCE && self.info.iommu {
-            ork_rknpu::uapi::DOMAINS as u8
-        } else {
-            1
+        match self.driver {
+            DriverKind::Rknpu => write!(
+                f,
+                "RK3588, rknpu {}, IOMMU {}, {} KiB SRAM",
+                dotted(self.driver_version),
+                if self.iommu { "on" } else { "off" },
+                self.sram_bytes / 1024
+            ),
+            DriverKind::Rocket => f.write_str("RK3588, rocket"),
         }
     }
 }
-
-/// The task array of one core, per domain. It grows and is reused; a core runs one job of this device at a time.
-type TaskArrays = BTreeMap<DomainId, DmaBuffer>;
 
 /// An open NPU.
 #[derive(Debug)]
 pub struct Device {
-    // Drop order: the task arrays free their handles before the last reference to the file goes.
-    task_arrays: [Mutex<TaskArrays>; CORES_MAX],
-    shared: Arc<Shared>,
+    // Drop order: what holds buffers goes before the last reference to the file.
+    pub(crate) slots: [CoreSlot; CORES_MAX],
+    /// Weights, by domain.
+    pools: Mutex<Vec<Option<Pool>>>,
+    placement: Arc<Mutex<Placement>>,
+    pub(crate) shared: Arc<Shared>,
     board: Option<Board>,
     description: String,
-    cores: u8,
-    timeout_ms: u32,
+    pub(crate) cores: u8,
+    /// Cores on which nothing completes any more.
+    pub(crate) retired: [AtomicBool; CORES_MAX],
+    pub(crate) timeout_ms: u32,
+    pub(crate) submit_mode: SubmitMode,
+    pub(crate) may_recover: bool,
+    pub(crate) limits: Limits,
+    pub(crate) windows: Mutex<Windows>,
+    domain_bytes_max: u64,
+    sram: SramUse,
+    left_behind: Option<Record>,
+}
+
+/// What a device is assembled from.
+struct Opened {
+    usable: Usable,
+    files: Arc<dyn Files>,
+    clock: Arc<dyn Clock>,
+    board: Option<Board>,
+    occupancy: Option<Occupancy>,
+    description: String,
 }
 
 impl Device {
@@ -102,30 +114,23 @@ impl Device {
     }
 
     pub(crate) fn open_with(options: &DeviceOptions, opener: &dyn OpenNode) -> Result<Self, OpenError> {
-        let impossible = |option, reason: &str| Err(OpenError::Option { option, reason: reason.to_owned() });
-        if options.timeout_ms == 0 {
-            return impossible("timeout_ms", "a job needs at least 1 ms");
-        }
-        if options.cores == 0 || usize::from(options.cores) > CORES_MAX {
-            return impossible("cores", "an RK3588 has cores 1 to 3");
-        }
+        check(options)?;
         if options.kind == DeviceKind::Sim {
             return Self::emulated(options, "as configured");
         }
 
         let mut refused = Vec::new();
         for node in candidates(options) {
-            let (found, npu) = examine(&node, opener);
-            match (npu, &found.verdict) {
-                (Some(npu), Ok(info)) => return Self::real(options, &found, *info, npu),
-                _ => refused.push(found),
+            match examine(&node, options.kind, opener) {
+                (found, Some(usable)) => return Self::real(options, &found, usable),
+                (found, None) => refused.push(found),
             }
         }
-        if options.kind == DeviceKind::Rknpu || options.node.is_some() {
+        if options.kind != DeviceKind::Auto || options.node.is_some() {
             return Err(OpenError::NoDevice { found: refused });
         }
         let why = match refused.iter().max_by_key(|found| found.nearness()) {
-            Some(best) => format!("no usable rknpu device: {best}"),
+            Some(best) => format!("no usable NPU device: {best}"),
             None => format!("{} has no NPU device node", options.dev_root.display()),
         };
         Self::emulated(options, &why)
@@ -134,18 +139,40 @@ impl Device {
     fn real(
         options: &DeviceOptions,
         found: &Found,
-        info: DeviceInfo,
-        npu: Rknpu<Arc<dyn Transport>>,
+        usable: Usable,
     ) -> Result<Self, OpenError> {
         let node = found.node.to_string();
+        let mut occupancy = None;
         if options.exclusive {
-            match npu.transport().try_lock() {
-                Ok(true) => {}
-                Ok(false) => return Err(OpenError::Locked { node }),
-                Err(source) => return Err(OpenError::Lock { node, source }),
+            let wait = Duration::from_millis(options.lock_wait_ms.into());
+            let deadline = Instant::now() + wait;
+            occupancy = match Occupancy::take(&options.lock_dir, usable.info.driver, wait) {
+                Ok(occupancy) => Some(occupancy),
+                // The lock of the node, below, still keeps out whoever uses the same node.
+                Err(error @ OccupancyError::File { .. }) => {
+                    tracing::warn!("{error}: programs that use another node of the NPU are not seen");
+                    None
+                }
+                Err(source) => return Err(OpenError::Occupied { node, source }),
+            };
+            loop {
+                match usable.kernel.try_lock() {
+                    Ok(true) => break,
+                    Ok(false) if Instant::now() < deadline => std::thread::sleep(wait / 20),
+                    Ok(false) => return Err(OpenError::Locked { node }),
+                    Err(source) => return Err(OpenError::Lock { node, source }),
+                }
             }
         }
-        Ok(Self::assemble(options, npu, info, None, format!("{node}: {info}")))
+        let description = format!("{node}: {}", usable.info);
+        Self::assemble(options, Opened {
+            usable,
+            files: Arc::new(HostFiles::new(&options.dev_root)),
+            clock: Arc::new(HostClock::default()),
+            board: None,
+            occupancy,
+            description,
+        })
     }
 
     fn emulated(options: &DeviceOptions, why: &str) -> Result<Self, OpenError> {
@@ -154,36 +181,111 @@ impl Device {
         Ok(device)
     }
 
-    /// Opens an emulated board that others may have open too.
+    /// Opens an emulated board that others may have open too, with the driver that
+    /// [`DeviceOptions::emulated_driver`] says.
     ///
     /// # Errors
     /// [`OpenError::NoDevice`] when the board pretends to be a driver that is not supported.
     pub fn on_board(board: &Board, options: &DeviceOptions) -> Result<Self, OpenError> {
-        let transport: Arc<dyn Transport> = Arc::new(board.open());
-        let npu = Rknpu::new(transport);
-        let info = ask(&npu).map_err(|reason| OpenError::NoDevice {
-            found: vec![Found { node: ork_drm::Node::at("emulated"), driver: None, verdict: Err(reason) }],
-        })?;
-        let description = format!("simulated NPU, {info}");
-        Ok(Self::assemble(options, npu, info, Some(board.clone()), description))
+        Self::on_board_with(board, options, Arc::new(BoardClock::new(board)))
     }
 
-    fn assemble(
+    /// [`on_board`](Self::on_board), with waits measured by another clock than the board's.
+    ///
+    /// # Errors
+    /// As `on_board`.
+    pub fn on_board_with(
+        board: &Board,
         options: &DeviceOptions,
-        npu: Rknpu<Arc<dyn Transport>>,
-        info: DeviceInfo,
-        board: Option<Board>,
-        description: String,
-    ) -> Self {
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, OpenError> {
+        check(options)?;
+        let driver = options.emulated_driver;
+        let transport: Arc<dyn Transport> = match driver {
+            DriverKind::Rknpu => Arc::new(board.open()),
+            DriverKind::Rocket => Arc::new(board.open_rocket()),
+        };
+        let usable = ask(driver, transport).map_err(|reason| OpenError::NoDevice {
+            found: vec![Found { node: ork_drm::Node::at("emulated"), driver: None, verdict: Err(reason) }],
+        })?;
+        let description = format!("simulated NPU, {}", usable.info);
+        Self::assemble(options, Opened {
+            usable,
+            files: Arc::new(BoardFiles::new(board)),
+            clock,
+            board: Some(board.clone()),
+            occupancy: None,
+            description,
+        })
+    }
+
+    fn assemble(options: &DeviceOptions, opened: Opened) -> Result<Self, OpenError> {
+        let Opened { usable: Usable { kernel, info }, files, clock, board, occupancy, mut description } = opened;
+        let features = kernel.features();
+        let needs = |option, feature, wanted: bool| match features.need(feature) {
+            Err(source) if wanted => Err(OpenError::Unsupported { option, source }),
+            _ => Ok(()),
+        };
+        needs("sram", Feature::Sram, options.sram == SramUse::Scratch)?;
+        needs("submit", Feature::BlockingSubmit, options.submit == SubmitMode::Blocking)?;
+        needs("submit", Feature::Fences, options.submit == SubmitMode::Fenced)?;
+        let domains = match options.domains {
+            0 => features.domains(),
+            wanted if wanted <= features.domains() => wanted,
+            wanted => {
+                let reason = format!("{wanted} are asked for, {} has {}", features.name(), features.domains());
+                return Err(OpenError::Option { option: "domains", reason });
+            }
+        };
+        let may_recover = match options.recovery {
+            RecoveryMode::Allow => true,
+            RecoveryMode::Forbid => false,
+            RecoveryMode::Auto => board.is_none(),
+        };
+        let limit = Duration::from_millis(options.timeout_ms.into());
+        let kernel_limit = match info.driver {
+            DriverKind::Rknpu => limit * KERNEL_ROUNDS,
+            DriverKind::Rocket => ROCKET_LIMIT,
+        };
+        let limits =
+            Limits { window_min: WINDOW_MIN.min(limit), window_max: limit, late: LATE_MAX, kernel: kernel_limit };
+
+        let left_behind = occupancy.as_ref().and_then(Occupancy::left_behind);
+        if let Some(record) = left_behind {
+            description = format!("{description}; {record}");
+            let live = kernel.live_domain();
+            tracing::warn!(live_domain = live, "{record}");
+            if features.has(Feature::Reset) {
+                // Whatever the cores were doing for it ends here.
+                if let Err(error) = kernel.reset() {
+                    tracing::warn!(%error, "cannot reset the NPU after that");
+                }
+            }
+        }
         tracing::info!("using {description}");
-        Self {
-            task_arrays: Default::default(),
-            shared: Arc::new(Shared { npu, counters: Counting::default(), info }),
+        let gate_wait = (kernel_limit * 2).max(GATE_WAIT_MIN);
+        let shared = Shared::new(Parts { kernel, clock, files, info, gate_wait, occupancy });
+        if left_behind.is_some() {
+            shared.note(None, EventKind::StaleOwner);
+        }
+        Ok(Self {
+            slots: Default::default(),
+            pools: Mutex::new((0..domains).map(|_| None).collect()),
+            placement: Arc::new(Mutex::new(Placement::new(domains, options.domain_bytes_max))),
+            shared,
             board,
             description,
             cores: options.cores,
+            retired: Default::default(),
             timeout_ms: options.timeout_ms,
-        }
+            submit_mode: options.submit,
+            may_recover,
+            limits,
+            windows: Mutex::default(),
+            domain_bytes_max: options.domain_bytes_max,
+            sram: options.sram,
+            left_behind,
+        })
     }
 
     /// Which device it is and why, in one line.
@@ -198,28 +300,99 @@ impl Device {
         self.shared.info
     }
 
+    /// What its kernel driver offers.
+    #[must_use]
+    pub fn features(&self) -> &Features {
+        self.shared.kernel.features()
+    }
+
     /// The emulated board; `None` on a real device.
     #[must_use]
     pub fn board(&self) -> Option<&Board> {
         self.board.as_ref()
     }
 
-    /// Cores in use: 0 to this, exclusive.
+    /// What the device's last user left behind, if it did not end cleanly.
+    #[must_use]
+    pub fn left_behind(&self) -> Option<Record> {
+        self.left_behind
+    }
+
+    /// Cores in use: 0 to this, exclusive. Where the driver chooses the core, the jobs that may be in flight at once.
     #[must_use]
     pub fn cores(&self) -> u8 {
         self.cores
     }
 
+    /// Whether a core was given up.
+    #[must_use]
+    pub fn is_retired(&self, core: u8) -> bool {
+        self.retired.get(usize::from(core)).is_some_and(|retired| retired.load(Relaxed))
+    }
+
     /// Address spaces of about 4 GiB each.
     #[must_use]
     pub fn domains(&self) -> u8 {
-        self.shared.domains()
+        self.features().domains()
     }
 
     /// What was done since the device was opened.
     #[must_use]
     pub fn counters(&self) -> DeviceCounters {
-        self.shared.counters.read()
+        DeviceCounters {
+            domain_switches: self.shared.gate.switches(),
+            interruptions: self.shared.kernel.interruptions(),
+            ..self.shared.counters.read()
+        }
+    }
+
+    /// How often what happened that should not have to.
+    #[must_use]
+    pub fn event_counts(&self) -> EventCounts {
+        self.shared.events.counts()
+    }
+
+    /// The newest of those events, oldest first.
+    #[must_use]
+    pub fn events(&self) -> Vec<Event> {
+        self.shared.events.newest()
+    }
+
+    /// Counts an event that the caller found.
+    pub fn note(&self, core: Option<u8>, kind: EventKind) {
+        self.shared.note(core, kind);
+    }
+
+    /// The clock that waits are measured with.
+    #[must_use]
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.shared.clock
+    }
+
+    /// Whether jobs that fail are tried again.
+    #[must_use]
+    pub fn may_recover(&self) -> bool {
+        self.may_recover
+    }
+
+    /// Longest time, by the device's clock, that one round can take with everything going wrong.
+    #[must_use]
+    pub fn longest_round(&self) -> Duration {
+        self.limits.bound(self.cores)
+    }
+
+    /// Soft-resets the NPU: about 100 ms, in which jobs of every program that uses it fail. All cores forget their
+    /// registers, tables and convolution buffers.
+    ///
+    /// # Errors
+    /// [`DeviceError::Call`]; the mainline driver has no such call.
+    pub fn reset(&self) -> Result<(), DeviceError> {
+        self.shared
+            .kernel
+            .reset()
+            .map_err(|source| DeviceError::Call { doing: "cannot reset the NPU".to_owned(), source })?;
+        self.shared.note(None, EventKind::Reset);
+        Ok(())
     }
 
     /// Allocates a zeroed buffer in domain 0 and maps it.
@@ -238,138 +411,72 @@ impl Device {
         DmaBuffer::allocate(&self.shared, domain, purpose, len)
     }
 
-    /// Soft-resets the NPU: about 100 ms, in which jobs of every program that uses it fail. All cores forget their
-    /// registers, tables and convolution buffers.
+    /// Allocates a buffer for activations or results: on-chip as far as the options want it and there is room.
     ///
     /// # Errors
     /// [`DeviceError`].
-    pub fn reset(&self) -> Result<(), DeviceError> {
-        let doing = || "resetting the NPU".to_owned();
-        self.shared.npu.reset().map_err(|source| DeviceError::Call { doing: doing(), source })
+    pub fn alloc_scratch(&self, domain: DomainId, len: u64) -> Result<DmaBuffer, DeviceError> {
+        let purpose = if self.sram == SramUse::Scratch { Purpose::OnChip } else { Purpose::Data };
+        self.alloc_in(domain, purpose, len)
     }
 
-    /// Runs a chain of programs on one core and waits for it, at most the time limit. Several threads may do so at
-    /// once; jobs of one core follow each other.
-    ///
-    /// The programs and everything they read must have been flushed. The NPU can reach the device's own buffers
-    /// only: a wrong program spoils those, never other memory.
+    /// Tells how many bytes of weights are to come, so that they are spread evenly over as few address spaces as can
+    /// hold them.
+    pub fn expect_weights(&self, bytes: u64) {
+        self.placement.lock().expect(bytes);
+    }
+
+    /// Allocates room for a weight: in the address space whose turn it is, within a kernel object that it shares with
+    /// others. The buffer cannot be read back, and its old bytes are undefined.
     ///
     /// # Errors
-    /// [`SubmitError`]: nothing that the job should have written may be used then.
-    pub fn submit(&self, submission: &Submission) -> Result<Completed, SubmitError> {
-        let &Submission { core, ref tasks, domain, timeout_ms, ping_pong } = submission;
-        if core >= self.cores {
-            return Err(SubmitError::Core { core, cores: self.cores });
-        }
-        if tasks.is_empty() || tasks.len() > TASKS_MAX {
-            return Err(SubmitError::Tasks { tasks: tasks.len() });
-        }
-        let count = tasks.len() as u32;
-        let timeout_ms = timeout_ms.unwrap_or(self.timeout_ms);
-
-        // Held until the kernel is done with the array.
-        let mut arrays = self.task_arrays[usize::from(core)].lock();
-        let array = self
-            .write_tasks(&mut arrays, submission)
-            .map_err(|source| SubmitError::TaskArray { core, source })?;
-
-        let range = RknpuSubcoreTask { task_start: 0, task_number: count };
-        let none = RknpuSubcoreTask::default();
-        let request = RknpuSubmit {
-            flags: job::PC | if ping_pong { job::PINGPONG } else { 0 },
-            timeout: timeout_ms,
-            task_number: count,
-            task_obj_addr: array.object_address(),
-            iommu_domain_id: u32::from(domain.0),
-            core_mask: 1 << core,
-            // A one-core job uses the entry of its core. All three are filled alike, so that no entry a kernel
-            // could look at is empty.
-            subcore_task: [range, range, range, none, none],
-            ..RknpuSubmit::default()
-        };
-        // SAFETY: the array has a kernel mapping, holds `count` entries and stays locked; the NPU's writes go to
-        // buffers of this device, behind the CPU's caches (see `DmaBuffer`).
-        let result = unsafe { self.shared.npu.submit(&request) };
-        let findings = self.board.as_ref().map(|board| board.take_findings_of(core)).unwrap_or_default();
-        let done = self.judge(submission, timeout_ms, result, findings);
-
-        let counters = &self.shared.counters;
-        match &done {
-            Ok(completed) => {
-                let of_core = &counters.cores[usize::from(core)];
-                add(&of_core.submits, 1);
-                add(&of_core.tasks, u64::from(count));
-                let (Elapsed::Measured { ns } | Elapsed::Modelled { ns }) = completed.elapsed;
-                add(&of_core.busy_ns, ns);
-            }
-            Err(SubmitError::TimedOut { .. }) => add(&counters.timeouts, 1),
-            Err(_) => add(&counters.failures, 1),
-        }
-        done
+    /// [`DeviceError::NoRoom`] when all address spaces are as full as they may be; or the allocation's.
+    pub fn alloc_weight(&self, bytes: u64) -> Result<DmaBuffer, DeviceError> {
+        let mut pools = self.pools.lock();
+        let domains = pools.len() as u8;
+        let limit = self.domain_bytes_max;
+        let domain = self
+            .placement
+            .lock()
+            .place(bytes)
+            .map_err(|no_room| DeviceError::NoRoom { bytes, held: no_room.held, domains, limit })?;
+        let ticket = Ticket { placement: Arc::clone(&self.placement), domain, bytes };
+        let pool = pools[usize::from(domain.0)].get_or_insert_with(|| Pool::new(&self.shared, domain));
+        pool.alloc(bytes, ticket)
     }
 
-    /// Turns the kernel's answer into a result.
-    fn judge(
-        &self,
-        submission: &Submission,
-        timeout_ms: u32,
-        result: Result<ork_rknpu::SubmitReport, RknpuError>,
-        findings: Vec<Finding>,
-    ) -> Result<Completed, SubmitError> {
-        let core = submission.core;
-        let tasks = submission.tasks.len() as u32;
-        let report = match result {
-            Ok(report) => report,
-            Err(RknpuError::Submit { source: Errno::ETIMEDOUT, task_counter, .. }) => {
-                return Err(SubmitError::TimedOut {
-                    core,
-                    tasks_done: task_counter,
-                    tasks,
-                    timeout_ms,
-                    findings,
-                });
-            }
-            Err(RknpuError::Submit { source: Errno::EOPNOTSUPP, .. }) if self.board.is_some() => {
-                return Err(SubmitError::Unmodelled { core, findings });
-            }
-            Err(source) => return Err(SubmitError::Refused { core, source, findings }),
-        };
-        if report.task_counter != tasks {
-            return Err(SubmitError::Dropped { core, tasks_done: report.task_counter, tasks });
-        }
-        let ns = u64::try_from(report.hw_elapse_ns).unwrap_or(0);
-        let elapsed = if self.board.is_some() { Elapsed::Modelled { ns } } else { Elapsed::Measured { ns } };
-        Ok(Completed { core, tasks, elapsed, findings })
+    /// Bytes of weights in each address space.
+    #[must_use]
+    pub fn weight_bytes(&self) -> Vec<u64> {
+        self.placement.lock().used().to_vec()
     }
 
-    /// Writes the descriptors of a submission into the core's task array of its domain.
-    fn write_tasks<'a>(
-        &self,
-        arrays: &'a mut TaskArrays,
-        submission: &Submission,
-    ) -> Result<&'a DmaBuffer, DeviceError> {
-        use std::collections::btree_map::Entry;
-
-        let bytes = (submission.tasks.len() * TASK_BYTES) as u64;
-        let room = bytes.next_power_of_two().max(4096);
-        let array = match arrays.entry(submission.domain) {
-            Entry::Vacant(entry) => entry.insert(self.alloc_in(submission.domain, Purpose::Tasks, room)?),
-            Entry::Occupied(mut entry) => {
-                if entry.get().len() < bytes {
-                    entry.insert(self.alloc_in(submission.domain, Purpose::Tasks, room)?);
-                }
-                entry.into_mut()
-            }
-        };
-        array.write_tasks(submission.tasks.iter().map(|task| RknpuTask {
-            enable_mask: task.enable_mask,
-            int_mask: task.int_mask,
-            int_clear: INT_CLEAR_ALL,
-            regcfg_amount: task.body_words,
-            regcmd_addr: u64::from(task.regcmd.0),
-            ..RknpuTask::default()
-        }));
-        array.flush(0..bytes)?;
-        Ok(array)
+    /// Maps a dma-buf, such as one of a camera, a GPU or the system heap, for the NPU and the CPU. Its descriptor is
+    /// kept open by a duplicate as long as the buffer lives.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; the mainline driver imports nothing.
+    pub fn import(&self, domain: DomainId, dma_buf: BorrowedFd<'_>) -> Result<DmaBuffer, DeviceError> {
+        DmaBuffer::import(&self.shared, domain, dma_buf)
     }
+
+    /// The files of the device's kernel, to allocate dma-bufs with.
+    #[must_use]
+    pub fn files(&self) -> &Arc<dyn Files> {
+        &self.shared.files
+    }
+}
+
+fn check(options: &DeviceOptions) -> Result<(), OpenError> {
+    let impossible = |option, reason: &str| Err(OpenError::Option { option, reason: reason.to_owned() });
+    if options.timeout_ms == 0 {
+        return impossible("timeout_ms", "a job needs at least 1 ms");
+    }
+    if options.cores == 0 || usize::from(options.cores) > CORES_MAX {
+        return impossible("cores", "an RK3588 has cores 1 to 3");
+    }
+    if options.domain_bytes_max == 0 || options.domain_bytes_max > crate::buffer::WINDOW_BYTES {
+        return impossible("domain_bytes_max", "an address space has 1 byte to 4 GiB");
+    }
+    Ok(())
 }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::fmt::Write as _;
 use std::ops::Range;
+use std::time::Duration;
 
 use ork_drm::Errno;
 use ork_emu::Finding;
-use ork_rknpu::RknpuError;
 
+use crate::buffer::DomainId;
 use crate::found::Found;
+use crate::kernel::{KernelError, Unsupported};
+use crate::occupancy::OccupancyError;
 
 /// No device could be opened.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +24,7 @@ pub enum OpenError {
         reason: String,
     },
     /// No node could be used.
-    #[error("no usable rknpu device: {}", list(.found))]
+    #[error("no usable NPU device: {}", list(.found))]
     NoDevice {
         /// Every node that was looked at, with its reason.
         found: Vec<Found>,
@@ -40,13 +43,29 @@ pub enum OpenError {
         /// The errno of flock.
         source: Errno,
     },
+    /// Another process uses the NPU, perhaps by another node.
+    #[error("cannot have {node} to ourselves")]
+    Occupied {
+        /// The node.
+        node: String,
+        /// Who has it, or why that cannot be told.
+        source: OccupancyError,
+    },
     /// The device failed while it was opened.
     #[error("cannot open {node}")]
     Call {
         /// The node.
         node: String,
         /// The call.
-        source: RknpuError,
+        source: KernelError,
+    },
+    /// An option asks for something that the driver does not have.
+    #[error("device option {option} cannot be met")]
+    Unsupported {
+        /// Name of the option.
+        option: &'static str,
+        /// What is missing.
+        source: Unsupported,
     },
 }
 
@@ -71,12 +90,18 @@ impl OpenError {
                         .to_owned()
                 }))
             }
-            Self::Locked { .. } => Some(
-                "two programs on one NPU can crash the kernel: stop the other one, or set device.exclusive = false \
-                 if you know that both behave"
+            Self::Locked { .. } | Self::Occupied { source: OccupancyError::Held { .. }, .. } => Some(
+                "two programs on one NPU can crash the kernel: stop the other one, wait for it \
+                 (device.lock_wait_ms), or set device.exclusive = false if you know that both behave"
                     .to_owned(),
             ),
+            Self::Occupied { .. } => {
+                Some("name a folder for the lock file that you may write to (device.lock_dir)".to_owned())
+            }
             Self::Call { source, .. } => source.hint().map(str::to_owned),
+            Self::Unsupported { option, .. } => {
+                Some(format!("leave device.{option} at its default, or use the other kernel driver"))
+            }
             Self::Option { .. } | Self::Lock { .. } => None,
         }
     }
@@ -92,7 +117,7 @@ pub enum DeviceError {
         /// What was being done, with numbers.
         doing: String,
         /// The call.
-        source: RknpuError,
+        source: KernelError,
     },
     /// A range leaves its buffer.
     #[error("range {}..{} leaves a buffer of {len} bytes", range.start, range.end)]
@@ -109,15 +134,45 @@ pub enum DeviceError {
         len: u64,
     },
     /// A domain that the driver does not have.
-    #[error("domain {domain} does not exist: rknpu {driver} has {domains}")]
+    #[error("domain {domain} does not exist: {driver} has {domains}")]
     Domain {
         /// The domain asked for.
         domain: u8,
-        /// Driver version.
+        /// The driver.
         driver: String,
         /// Number of domains.
         domains: u8,
     },
+    /// A job of another domain is in flight.
+    #[error("domain {wanted} cannot be used: domain {live} stayed in use for {} ms", waited.as_millis())]
+    DomainBusy {
+        /// The domain asked for.
+        wanted: DomainId,
+        /// The one in use.
+        live: DomainId,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// No address space has room for more weights.
+    #[error(
+        "no room for a weight of {bytes} bytes: {held} bytes in {domains} address spaces of at most {limit} bytes each"
+    )]
+    NoRoom {
+        /// Size of the weight.
+        bytes: u64,
+        /// Bytes of weights that are held.
+        held: u64,
+        /// Address spaces.
+        domains: u8,
+        /// Most bytes of weights in each.
+        limit: u64,
+    },
+    /// The buffer shares its object with others, and the NPU does not write it.
+    #[error("a pooled buffer cannot be read back")]
+    Pooled,
+    /// The device gave back everything because the program ends.
+    #[error("the device is closed: the program is ending")]
+    Closed,
     /// The kernel gave a device address that the NPU cannot hold.
     #[error("buffer of {len} bytes lies at {address:#x}, beyond the NPU's 32-bit addresses")]
     Address {
@@ -134,6 +189,10 @@ impl DeviceError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Call { source, .. } => source.hint(),
+            Self::NoRoom { .. } => {
+                Some("stream weights (driver.residency), use more address spaces (device.domains), or keep some on \
+                      the CPU")
+            }
             _ => None,
         }
     }
@@ -142,8 +201,18 @@ impl DeviceError {
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
-            Self::Call { source, .. } => Some(source.errno()),
+            Self::Call { source, .. } => source.errno(),
             _ => None,
+        }
+    }
+
+    /// Whether memory or addresses are out, rather than something wrong with the call.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::Call { source, .. } => source.is_full(),
+            Self::NoRoom { .. } => true,
+            _ => false,
         }
     }
 }
@@ -204,9 +273,49 @@ pub enum SubmitError {
         /// Core.
         core: u8,
         /// The call.
-        source: RknpuError,
+        source: KernelError,
         /// Why, when the device is emulated.
         findings: Vec<Finding>,
+    },
+    /// The job ended, or its window passed, and cells of its output were never written.
+    #[error(
+        "job on core {core} left {missing} of {elements} elements of its output unwritten ({untouched} of {programs} \
+         programs did not run) after {} ms{}", waited.as_millis(), because(.findings)
+    )]
+    Unwritten {
+        /// Core.
+        core: u8,
+        /// Elements that still hold the seed.
+        missing: u64,
+        /// Elements that the job writes.
+        elements: u64,
+        /// Programs that wrote nothing.
+        untouched: u32,
+        /// Programs of the job.
+        programs: u32,
+        /// By the device's clock.
+        waited: Duration,
+        /// Why, when the device is emulated.
+        findings: Vec<Finding>,
+    },
+    /// The driver cannot do it, or only with something that the submission lacks.
+    #[error("job on core {core} cannot be submitted: {reason}")]
+    Unsupported {
+        /// Core.
+        core: u8,
+        /// What is missing on this side, or the driver's lack.
+        reason: String,
+    },
+    /// A description of a round that cannot be right.
+    #[error("round: {0}")]
+    Round(String),
+    /// A buffer of a round failed.
+    #[error("round: {doing}")]
+    Buffer {
+        /// What was being done.
+        doing: &'static str,
+        /// Why it failed.
+        source: DeviceError,
     },
     /// The task array could not be prepared.
     #[error("cannot prepare the task array of core {core}")]
@@ -237,8 +346,11 @@ impl SubmitError {
             }
             Self::Dropped { .. } => Some("the driver is known to drop a job now and then: submit it again"),
             Self::Unmodelled { .. } => Some("this needs a board, or a probe that settles what silicon does"),
+            Self::Unwritten { .. } => {
+                Some("the driver is known to drop a job now and then: device.recovery = \"allow\" submits it again")
+            }
             Self::Refused { source, .. } => source.hint(),
-            Self::TaskArray { source, .. } => source.hint(),
+            Self::TaskArray { source, .. } | Self::Buffer { source, .. } => source.hint(),
             _ => None,
         }
     }
@@ -249,6 +361,7 @@ impl SubmitError {
         match self {
             Self::TimedOut { findings, .. }
             | Self::Unmodelled { findings, .. }
+            | Self::Unwritten { findings, .. }
             | Self::Refused { findings, .. } => findings,
             _ => &[],
         }

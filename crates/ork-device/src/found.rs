@@ -3,10 +3,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use ork_drm::{Node, NodeError, OpenNode, RealNodes, Transport, Version, nodes, probe};
-use ork_rknpu::{DRIVER_NAME, Rknpu, RknpuError, uapi};
+use ork_rknpu::{Rknpu, uapi};
+use ork_rocket::Rocket;
 
 use crate::device::DeviceInfo;
-use crate::options::DeviceOptions;
+use crate::kernel::{DriverKind, Kernel, KernelError, RknpuKernel, RocketKernel};
+use crate::options::{DeviceKind, DeviceOptions};
 
 /// Oldest driver that is used: older ones have other meanings for memory flags.
 const DRIVER_VERSION_MIN: u32 = 800;
@@ -35,9 +37,12 @@ pub enum Unusable {
         /// Name of the driver.
         name: String,
     },
-    /// The mainline driver.
-    #[error("the mainline driver rocket is not supported yet")]
-    Rocket,
+    /// The options ask for the other driver.
+    #[error("the options ask for a device with driver {wanted}")]
+    NotWanted {
+        /// The driver that is wanted.
+        wanted: DriverKind,
+    },
     /// The driver is too old.
     #[error("rknpu {} is too old: {} or newer is needed", dotted(*.version), dotted(DRIVER_VERSION_MIN))]
     TooOld {
@@ -52,7 +57,7 @@ pub enum Unusable {
     },
     /// The device does not answer.
     #[error("the device does not answer")]
-    Call(#[from] RknpuError),
+    Call(#[from] KernelError),
 }
 
 /// A version code in the usual form.
@@ -66,9 +71,7 @@ impl Found {
     pub fn hint(&self) -> Option<String> {
         match self.verdict.as_ref().err()? {
             Unusable::Node(error) => Some(error.hint()),
-            Unusable::Rocket => {
-                Some("boot a vendor kernel (with rknpu), or use the simulated board".to_owned())
-            }
+            Unusable::NotWanted { .. } => Some("set device.kind = \"auto\" to take either driver".to_owned()),
             Unusable::TooOld { .. } => {
                 Some("install a newer vendor kernel: 6.1 brings rknpu 0.9.8".to_owned())
             }
@@ -83,7 +86,7 @@ impl Found {
             Ok(_) => 5,
             Err(Unusable::TooOld { .. } | Unusable::OtherChip { .. } | Unusable::Call(_)) => 4,
             Err(Unusable::Node(NodeError::Permission { .. })) => 3,
-            Err(Unusable::Rocket) => 2,
+            Err(Unusable::NotWanted { .. }) => 2,
             Err(Unusable::Node(_)) => 1,
             Err(Unusable::OtherDriver { .. }) => 0,
         }
@@ -108,7 +111,10 @@ impl fmt::Display for Found {
                     Unusable::Node(NodeError::Open { source, .. } | NodeError::NotDrm { source, .. }) => {
                         write!(f, ": {source}")
                     }
-                    Unusable::Call(error) => write!(f, ": {error}: {}", error.errno()),
+                    Unusable::Call(error) => match error.errno() {
+                        Some(errno) => write!(f, ": {error}: {errno}"),
+                        None => write!(f, ": {error}"),
+                    },
                     _ => Ok(()),
                 }
             }
@@ -120,7 +126,7 @@ impl fmt::Display for Found {
 /// changed.
 #[must_use]
 pub fn enumerate(options: &DeviceOptions) -> Vec<Found> {
-    candidates(options).iter().map(|node| examine(node, &RealNodes).0).collect()
+    candidates(options).iter().map(|node| examine(node, options.kind, &RealNodes).0).collect()
 }
 
 /// The nodes to look at: the one that was named, or all.
@@ -131,42 +137,77 @@ pub(crate) fn candidates(options: &DeviceOptions) -> Vec<Node> {
     }
 }
 
+/// A device that can be used.
+#[derive(Debug)]
+pub(crate) struct Usable {
+    pub(crate) kernel: Box<dyn Kernel>,
+    pub(crate) info: DeviceInfo,
+}
+
 /// Looks at one node, and keeps it open if it can be used.
-pub(crate) fn examine(node: &Node, opener: &dyn OpenNode) -> (Found, Option<Rknpu<Arc<dyn Transport>>>) {
+pub(crate) fn examine(node: &Node, kind: DeviceKind, opener: &dyn OpenNode) -> (Found, Option<Usable>) {
     let found = |driver, verdict| Found { node: node.clone(), driver, verdict };
     let (transport, version) = match probe(node, opener) {
         Ok(opened) => opened,
         Err(error) => return (found(None, Err(error.into())), None),
     };
-    let refused = match version.name.as_str() {
-        DRIVER_NAME => None,
-        "rocket" => Some(Unusable::Rocket),
-        name => Some(Unusable::OtherDriver { name: name.to_owned() }),
+    let driver = match version.name.as_str() {
+        ork_rknpu::DRIVER_NAME => Ok(DriverKind::Rknpu),
+        ork_rocket::DRIVER_NAME => Ok(DriverKind::Rocket),
+        name => Err(Unusable::OtherDriver { name: name.to_owned() }),
     };
-    if let Some(reason) = refused {
-        return (found(Some(version), Err(reason)), None);
-    }
-    let npu = Rknpu::new(transport);
-    match ask(&npu) {
-        Ok(info) => (found(Some(version), Ok(info)), Some(npu)),
+    let wanted = match kind {
+        DeviceKind::Rknpu => Some(DriverKind::Rknpu),
+        DeviceKind::Rocket => Some(DriverKind::Rocket),
+        DeviceKind::Auto | DeviceKind::Sim => None,
+    };
+    let usable = driver.and_then(|driver| match wanted {
+        Some(wanted) if wanted != driver => Err(Unusable::NotWanted { wanted }),
+        _ => ask(driver, transport),
+    });
+    match usable {
+        Ok(usable) => (found(Some(version), Ok(usable.info)), Some(usable)),
         Err(reason) => (found(Some(version), Err(reason)), None),
     }
 }
 
 /// Reads what the device says of itself and refuses what is not supported.
-pub(crate) fn ask<T: Transport>(npu: &Rknpu<T>) -> Result<DeviceInfo, Unusable> {
-    let driver_version = npu.driver_version()?;
+pub(crate) fn ask(driver: DriverKind, transport: Arc<dyn Transport>) -> Result<Usable, Unusable> {
+    match driver {
+        DriverKind::Rknpu => ask_rknpu(Rknpu::new(transport)),
+        DriverKind::Rocket => {
+            let kernel = RocketKernel::new(Rocket::new(transport)).map_err(KernelError::from)?;
+            // There is nothing to ask: the driver serves the RK3588 family alone, always behind an IOMMU, without
+            // on-chip memory (`uapi.md` B).
+            let info = DeviceInfo {
+                driver,
+                driver_version: 0,
+                hardware_version: uapi::HW_VERSION_RK3588,
+                iommu: true,
+                sram_bytes: 0,
+                sram_free_bytes: 0,
+            };
+            Ok(Usable { kernel: Box::new(kernel), info })
+        }
+    }
+}
+
+fn ask_rknpu(npu: Rknpu<Arc<dyn Transport>>) -> Result<Usable, Unusable> {
+    let driver_version = npu.driver_version().map_err(KernelError::from)?;
     if driver_version < DRIVER_VERSION_MIN {
         return Err(Unusable::TooOld { version: driver_version });
     }
-    let hardware_version = npu.hardware_version()?;
+    let hardware_version = npu.hardware_version().map_err(KernelError::from)?;
     if hardware_version != uapi::HW_VERSION_RK3588 {
         return Err(Unusable::OtherChip { version: hardware_version });
     }
-    let iommu = npu.iommu_enabled()?;
+    let iommu = npu.iommu_enabled().map_err(KernelError::from)?;
     // Drivers without SRAM support may refuse the question; then there is none.
     let (sram_bytes, sram_free_bytes) = npu.sram_bytes().unwrap_or((0, 0));
-    Ok(DeviceInfo { driver_version, hardware_version, iommu, sram_bytes, sram_free_bytes })
+    let driver = DriverKind::Rknpu;
+    let info =
+        DeviceInfo { driver, driver_version, hardware_version, iommu, sram_bytes, sram_free_bytes };
+    Ok(Usable { kernel: Box::new(RknpuKernel::new(npu, &info)), info })
 }
 
 #[cfg(test)]
@@ -186,6 +227,8 @@ mod tests {
     enum Thing {
         /// An emulated board.
         Npu(Board),
+        /// The same, with the mainline driver.
+        Rocket(Board),
         /// The same, of another chip.
         OtherChip(Board),
         /// The same, in use by another program.
@@ -205,6 +248,7 @@ mod tests {
         fn open(&self, path: &Path) -> Result<Arc<dyn Transport>, Errno> {
             Ok(match self.0.get(path).cloned().unwrap_or(Thing::Refused(Errno::ENOENT)) {
                 Thing::Npu(board) => Arc::new(board.open()),
+                Thing::Rocket(board) => Arc::new(board.open_rocket()),
                 Thing::OtherChip(board) => Arc::new(Bent { hardware: 0x3566, ..Bent::straight(&board) }),
                 Thing::Locked(board) => Arc::new(Bent { locked: true, ..Bent::straight(&board) }),
                 Thing::Lossy(board) => Arc::new(Bent { lossy: true, ..Bent::straight(&board) }),
@@ -284,7 +328,11 @@ mod tests {
             std::fs::write(&path, []).unwrap();
             shelf.insert(path, thing.clone());
         }
-        let options = DeviceOptions { dev_root: root.path().to_owned(), ..Default::default() };
+        let options = DeviceOptions {
+            dev_root: root.path().to_owned(),
+            lock_dir: root.path().to_owned(),
+            ..Default::default()
+        };
         (root, options, Shelf(shelf))
     }
 
@@ -296,7 +344,7 @@ mod tests {
         candidates(options)
             .iter()
             .map(|node| {
-                let line = examine(node, shelf).0.to_string();
+                let line = examine(node, options.kind, shelf).0.to_string();
                 line.replace(&format!("{}/", options.dev_root.display()), "")
             })
             .collect()
@@ -306,7 +354,7 @@ mod tests {
     fn each_node_says_what_it_is_and_why_it_cannot_be_used() {
         let old = Board::new(&EmuOptions { driver_version: [0, 7, 2], ..Default::default() });
         let (_root, options, shelf) = machine(&[
-            ("accel/accel0", Thing::Named("rocket")),
+            ("accel/accel0", Thing::Rocket(board())),
             ("dri/card0", Thing::Named("panthor")),
             ("dri/card1", Thing::Npu(board())),
             ("dri/card2", Thing::Npu(old)),
@@ -315,7 +363,7 @@ mod tests {
             ("dri/renderD128", Thing::Refused(Errno::EACCES)),
         ]);
         let lines = lines(&options, &shelf);
-        assert_eq!(lines[0], "accel/accel0: rocket 0.0.0, the mainline driver rocket is not supported yet");
+        assert_eq!(lines[0], "accel/accel0: rocket 0.0.0, usable (RK3588, rocket)");
         assert!(lines[1].starts_with("no permission to open dri/renderD128 (owner uid "), "{}", lines[1]);
         assert_eq!(lines[2], "dri/card0: panthor 0.0.0, driver panthor is not an NPU driver that ork knows");
         assert_eq!(lines[3], "dri/card1: rknpu 0.9.8, usable (RK3588, rknpu 0.9.8, IOMMU on, 0 KiB SRAM)");
@@ -328,7 +376,7 @@ mod tests {
     #[test]
     fn the_npu_is_found_by_name_behind_any_node() {
         let (_root, options, shelf) = machine(&[
-            ("accel/accel0", Thing::Named("rocket")),
+            ("accel/accel0", Thing::Named("other")),
             ("dri/card0", Thing::Named("panthor")),
             ("dri/card1", Thing::Npu(board())),
             ("dri/renderD128", Thing::Named("panthor")),
@@ -338,6 +386,27 @@ mod tests {
             assert!(device.describe().ends_with("dri/card1: RK3588, rknpu 0.9.8, IOMMU on, 0 KiB SRAM"));
             assert!(device.board().is_none(), "as far as the device knows it is real");
         }
+    }
+
+    #[test]
+    fn each_driver_can_be_asked_for_by_name() {
+        let (_root, options, shelf) = machine(&[
+            ("accel/accel0", Thing::Rocket(board())),
+            ("dri/card1", Thing::Npu(board())),
+        ]);
+        let open = |kind| Device::open_with(&DeviceOptions { kind, ..options.clone() }, &shelf).unwrap();
+        for (kind, driver) in [
+            (DeviceKind::Auto, DriverKind::Rocket),
+            (DeviceKind::Rocket, DriverKind::Rocket),
+            (DeviceKind::Rknpu, DriverKind::Rknpu),
+        ] {
+            assert_eq!(open(kind).info().driver, driver, "{kind:?}");
+        }
+        let (_root, options, shelf) = machine(&[("dri/card1", Thing::Npu(board()))]);
+        let rocket = DeviceOptions { kind: DeviceKind::Rocket, ..options };
+        let error = Device::open_with(&rocket, &shelf).unwrap_err();
+        assert!(error.to_string().contains("the options ask for a device with driver rocket"), "{error}");
+        assert!(error.hint().unwrap().contains("auto"));
     }
 
     #[test]
@@ -352,7 +421,7 @@ mod tests {
     #[test]
     fn the_line_names_the_nearest_miss() {
         let (_root, options, shelf) = machine(&[
-            ("accel/accel0", Thing::Named("rocket")),
+            ("accel/accel0", Thing::Named("other")),
             ("dri/card0", Thing::Named("panthor")),
             ("dri/card1", Thing::OtherChip(board())),
         ]);
@@ -369,6 +438,42 @@ mod tests {
         assert!(error.hint().unwrap().contains("exclusive"));
         let shared = DeviceOptions { exclusive: false, ..options };
         assert!(Device::open_with(&shared, &shelf).is_ok());
+    }
+
+    #[test]
+    fn two_nodes_of_one_npu_have_one_lock() {
+        let board = board();
+        let (_root, options, shelf) =
+            machine(&[("dri/card1", Thing::Npu(board.clone())), ("dri/renderD129", Thing::Npu(board))]);
+        let by = |node: &str| {
+            let node = Some(options.dev_root.join("dri").join(node));
+            Device::open_with(&DeviceOptions { node, ..options.clone() }, &shelf)
+        };
+        let first = by("card1").unwrap();
+        let error = by("renderD129").unwrap_err();
+        assert!(matches!(&error, OpenError::Occupied { .. }), "{error:?}");
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains(&format!("in use by process {}", std::process::id())), "{source}");
+        assert!(error.hint().unwrap().contains("device.lock_wait_ms"));
+        drop(first);
+        by("renderD129").unwrap();
+    }
+
+    #[test]
+    fn what_a_killed_program_left_is_said_and_counted() {
+        let (_root, options, shelf) = machine(&[("dri/card1", Thing::Npu(board()))]);
+        let held = "pid = 4711\ndomains = 5\nobjects = 9\nbytes = 10737418240\n";
+        std::fs::write(options.lock_dir.join("ork-rknpu.lock"), held).unwrap();
+        let device = Device::open_with(&options, &shelf).unwrap();
+        let said = "process 4711 ended without closing the NPU; it held 9 buffers (10240 MiB) in 5 address spaces";
+        assert!(device.describe().contains(said), "{}", device.describe());
+        assert_eq!(device.left_behind().unwrap().pid, 4711);
+        assert_eq!(device.event_counts().of(crate::EventKind::StaleOwner), 1);
+        let _buffer = device.alloc(crate::Purpose::Data, 4096).unwrap();
+        let own = std::fs::read_to_string(options.lock_dir.join("ork-rknpu.lock")).unwrap();
+        assert!(own.contains(&format!("pid = {}", std::process::id())) && own.contains("objects = 1"), "{own}");
+        drop((_buffer, device));
+        assert!(Device::open_with(&options, &shelf).unwrap().left_behind().is_none());
     }
 
     #[test]

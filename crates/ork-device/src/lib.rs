@@ -13,19 +13,48 @@
 //!
 //! Drop order: a buffer unmaps before it frees its handle, and keeps the device open until then.
 
+mod board_files;
 mod buffer;
+mod clock;
 mod counters;
 mod device;
 mod error;
+mod events;
+mod flight;
 mod found;
+mod gate;
+mod kernel;
+mod occupancy;
 mod options;
+mod pending;
+mod placement;
+mod pool;
+mod proof;
+mod recovery;
+mod round;
+mod shared;
+mod single;
+mod spread;
 mod submission;
 
 pub use buffer::{CACHE_LINE_BYTES, DmaBuffer, DomainId, Purpose, ResidentBuffer};
+pub use clock::{BoardClock, Clock, HostClock, ManualClock};
 pub use counters::{CORES_MAX, CoreCounters, DeviceCounters};
 pub use device::{Device, DeviceInfo};
 pub use error::{DeviceError, OpenError, SubmitError};
+pub use events::{Event, EventCounts, EventKind};
 pub use found::{Found, Unusable, enumerate};
-pub use options::{DeviceKind, DeviceOptions};
-pub use ork_emu::{Board, EmuOptions, Finding, FindingKind, Live};
+pub use kernel::{DriverKind, Feature, Features, KernelError, Unsupported};
+pub use occupancy::{Occupancy, OccupancyError, Record};
+pub use options::{DeviceKind, DeviceOptions, SramUse, SubmitMode};
+pub use ork_drm::Files;
+pub use ork_emu::{
+    Board, Coherency, EmuOptions, Fault, FaultPlan, Finding, FindingKind, Live, TimePolicy, When,
+};
+pub use pending::Pending;
+pub use proof::{Cells, Census, Reach, Reachable, Seed, Verdict};
+pub use recovery::RecoveryMode;
+pub use round::{Chain, Input, Round, Witness};
+pub use shared::{Closed, close_all};
+pub use spread::{Spread, Threads};
 pub use submission::{Completed, Elapsed, Submission, TASKS_MAX, Task};

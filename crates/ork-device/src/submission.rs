@@ -80,11 +80,22 @@ impl Submission {
     pub fn tasks(&self) -> &[Task] {
         &self.tasks
     }
+
+    /// The same with its first task alone.
+    pub(crate) fn first_task(&self) -> Self {
+        Self { tasks: self.tasks.first().copied().into_iter().collect(), ..self.clone() }
+    }
+
+    /// The domain.
+    #[must_use]
+    pub fn domain(&self) -> DomainId {
+        self.domain
+    }
 }
 
 /// Proof that a job completed: what it wrote may now be fetched with
-/// [`DmaBuffer::invalidate`](crate::DmaBuffer::invalidate). Only [`Device::submit`](crate::Device::submit) makes
-/// one.
+/// [`DmaBuffer::invalidate`](crate::DmaBuffer::invalidate). Only [`Device::submit`](crate::Device::submit) and the
+/// rounds of a device ([`Device::run`](crate::Device::run)) make one.
 #[derive(Clone, Debug)]
 pub struct Completed {
     pub(crate) core: u8,
@@ -101,11 +112,25 @@ pub enum Elapsed {
         /// Nanoseconds; 0 before rknpu 0.9.6.
         ns: u64,
     },
+    /// By this side, from submit to the moment at which the output was seen to be complete.
+    Waited {
+        /// Nanoseconds of the device's clock.
+        ns: u64,
+    },
     /// Predicted by the simulator's timing model.
     Modelled {
         /// Nanoseconds; 0 while nothing is modelled.
         ns: u64,
     },
+}
+
+impl Elapsed {
+    /// Nanoseconds, whoever counted them.
+    #[must_use]
+    pub fn ns(self) -> u64 {
+        let (Self::Measured { ns } | Self::Waited { ns } | Self::Modelled { ns }) = self;
+        ns
+    }
 }
 
 impl Completed {

@@ -56,7 +56,7 @@ fn without_nodes_the_simulated_board_is_used_and_says_so() {
     assert!(device.describe().ends_with(&expected), "{}", device.describe());
 
     let error = Device::open(&options(DeviceKind::Rknpu, root.path())).unwrap_err();
-    assert_eq!(error.to_string(), "no usable rknpu device: no device node exists");
+    assert_eq!(error.to_string(), "no usable NPU device: no device node exists");
     assert!(error.hint().unwrap().contains("simulated"));
 }
 

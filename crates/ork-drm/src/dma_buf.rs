@@ -11,6 +11,8 @@ const FENCE_TYPE: u8 = b'>';
 
 /// `DMA_HEAP_IOCTL_ALLOC`, [`DmaHeapAllocation`].
 pub const HEAP_ALLOC: u32 = read_write(HEAP_TYPE, 0, size_of::<DmaHeapAllocation>());
+/// `fd_flags` of an allocation that reads, writes and closes on exec.
+pub const HEAP_FD_FLAGS: u32 = (libc::O_RDWR | libc::O_CLOEXEC) as u32;
 /// `DMA_BUF_IOCTL_SYNC`, [`DmaBufSync`].
 pub const SYNC: u32 = write(BUFFER_TYPE, 0, size_of::<DmaBufSync>());
 /// `DMA_BUF_SET_NAME_A`: the argument is the address of a string.

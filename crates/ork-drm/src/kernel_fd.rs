@@ -37,25 +37,7 @@ impl Transport for KernelFd {
     }
 
     fn mmap(&self, offset: u64, len: usize) -> Result<Mapping, Errno> {
-        let offset = libc::off_t::try_from(offset).map_err(|_| Errno::EINVAL)?;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                self.file.as_raw_fd(),
-                offset,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(Errno::last());
-        }
-        let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::EFAULT)?;
-        // SAFETY: mmap returned `len` valid bytes, which stay until `Mapped` unmaps them; the kernel refuses
-        // lengths beyond the address space.
-        Ok(unsafe { Mapping::new(start, len, Mapped { start, len }) })
+        crate::files::map_shared(self.file.as_raw_fd(), offset, len)
     }
 
     fn try_lock(&self) -> Result<bool, Errno> {
@@ -69,9 +51,9 @@ impl Transport for KernelFd {
 }
 
 /// Owner of a mapping.
-struct Mapped {
-    start: NonNull<u8>,
-    len: usize,
+pub(crate) struct Mapped {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) len: usize,
 }
 
 // SAFETY: only an address; `munmap` may be called from any thread.

@@ -332,6 +332,13 @@ impl Board {
         self.0.clock_ns.load(Relaxed)
     }
 
+    /// Whether a core computes, or is about to: time on the board means something only while none does, because the
+    /// model is slower than silicon. A core that is stuck does not compute, nor does what waits behind it.
+    #[must_use]
+    pub fn is_computing(&self) -> bool {
+        self.0.cores.iter().any(|core| core.lane.is_computing())
+    }
+
     /// Uses a domain as another process would, until the hold is dropped.
     ///
     /// # Errors

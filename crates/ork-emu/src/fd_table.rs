@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Weak;
 
 use ork_drm::dma_buf::{self, DmaBufSync, DmaBufSyncFile};
 use ork_drm::{Errno, uapi as drm};
 
 use crate::board::Board;
 use crate::call::Call;
-use crate::dma_buf::DmaBuf;
-use crate::fence::SyncFile;
+use crate::dma_buf::{DmaBuf, Inside};
+use crate::fence::{Fence, SyncFile};
 use crate::lock::Mutex;
 
 /// A file that the emulated kernel made. Clones are the same open file; dropping the last one closes it.
@@ -108,6 +109,37 @@ pub trait FdTable: Send + Sync + fmt::Debug {
 #[derive(Default)]
 pub struct HostFds {
     table: Mutex<BTreeMap<RawFd, (KernelFile, Identity)>>,
+    /// Every file that still exists, for duplicates that outlive the descriptor they were made of.
+    known: Mutex<Vec<(Identity, WeakFile)>>,
+}
+
+/// A file that may be gone.
+enum WeakFile {
+    DmaBuf(Weak<Inside>),
+    SyncFile(Weak<Fence>),
+}
+
+impl WeakFile {
+    fn of(file: &KernelFile) -> Self {
+        match file {
+            KernelFile::DmaBuf(buffer) => Self::DmaBuf(buffer.downgrade()),
+            KernelFile::SyncFile(fence) => Self::SyncFile(fence.downgrade()),
+        }
+    }
+
+    fn exists(&self) -> bool {
+        match self {
+            Self::DmaBuf(buffer) => buffer.strong_count() != 0,
+            Self::SyncFile(fence) => fence.strong_count() != 0,
+        }
+    }
+
+    fn upgrade(&self) -> Option<KernelFile> {
+        match self {
+            Self::DmaBuf(buffer) => DmaBuf::upgrade(buffer).map(KernelFile::DmaBuf),
+            Self::SyncFile(fence) => SyncFile::upgrade(fence).map(KernelFile::SyncFile),
+        }
+    }
 }
 
 /// What tells a descriptor from others, also after `dup`.
@@ -173,15 +205,20 @@ impl FdTable for HostFds {
             return Err(Errno::from_io(&io::Error::last_os_error()));
         }
         let identity = Identity::of(fd).ok_or(Errno::EBADF)?;
+        let mut known = self.known.lock();
+        // A file that is gone may have left its inode to this one.
+        known.retain(|(other, weak)| *other != identity && weak.exists());
+        known.push((identity.clone(), WeakFile::of(&file)));
+        drop(known);
         self.table.lock().insert(fd, (file, identity));
         Ok(fd)
     }
 
     fn resolve(&self, fd: RawFd) -> Result<KernelFile, Errno> {
         let identity = Identity::of(fd).ok_or(Errno::EBADF)?;
-        let table = self.table.lock();
-        let known = table.values().find(|(_, known)| *known == identity);
-        known.map(|(file, _)| file.clone()).ok_or(Errno::EINVAL)
+        let known = self.known.lock();
+        let file = known.iter().find(|(known, _)| *known == identity).and_then(|(_, weak)| weak.upgrade());
+        file.ok_or(Errno::EINVAL)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::user_memory;
 #[derive(Clone)]
 pub struct SyncFile(Arc<Fence>);
 
-struct Fence {
+pub(crate) struct Fence {
     board: Arc<Inner>,
     event: OwnedFd,
     state: Mutex<State>,
@@ -106,6 +106,14 @@ impl SyncFile {
         board.counts.fences.up();
         let board = Arc::clone(board);
         Ok(Self(Arc::new(Fence { board, event, state: Mutex::default(), changed: Condvar::new(), own })))
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<Fence> {
+        Arc::downgrade(&self.0)
+    }
+
+    pub(crate) fn upgrade(weak: &Weak<Fence>) -> Option<Self> {
+        weak.upgrade().map(Self)
     }
 
     /// A real descriptor that polls readable once the fence is signalled.

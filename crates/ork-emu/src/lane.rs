@@ -135,6 +135,15 @@ impl Lane {
         state.running.as_ref().is_some_and(|running| running.stuck && running.work.time_limit_ms().is_some())
     }
 
+    /// Whether the core runs something that will end, or will take something from its queue.
+    pub(crate) fn is_computing(&self) -> bool {
+        let state = self.state.lock();
+        match &state.running {
+            Some(running) => !running.stuck,
+            None => !state.queue.is_empty(),
+        }
+    }
+
     /// Takes work off the core and out of the queue.
     pub(crate) fn remove(&self, work: &Arc<dyn Work>) {
         let mut state = self.state.lock();

@@ -423,3 +423,23 @@ fn masks_without_a_case_are_accepted_and_never_run() {
     assert_eq!((board.clock_ns() - before, log.runs.lock().unwrap().len()), (18_000_000_000, 0));
     let _ = create(&npu, 1, mem::DATA);
 }
+
+#[test]
+fn a_core_computes_until_its_job_ends_or_is_stuck() {
+    let (board, _, gate) = gated();
+    let npu = open(&board);
+    let (tasks, _data) = work(&npu);
+    assert!(!board.is_computing());
+    submit(&npu, &RknpuSubmit { flags: NONBLOCK, ..request(&tasks, 1, 1) }).unwrap();
+    assert!(board.is_computing());
+    gate.wait();
+    eventually("the end", || !board.is_computing());
+    assert_eq!(board.live().jobs, 0);
+
+    let board = stuck(&EmuOptions::default());
+    let npu = open(&board);
+    let (tasks, _data) = work(&npu);
+    submit(&npu, &RknpuSubmit { flags: NONBLOCK, ..request(&tasks, 1, 1) }).unwrap();
+    eventually("the hang", || !board.is_computing());
+    assert_ne!(board.live().jobs, 0, "stuck is not done");
+}

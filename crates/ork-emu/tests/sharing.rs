@@ -323,3 +323,20 @@ fn fences_of_a_dma_buf() {
     board.close_fd(fd).unwrap();
     assert_eq!(board.live(), Live::default());
 }
+
+#[test]
+fn a_duplicate_outlives_the_descriptor_it_was_made_of() {
+    let board = board();
+    let npu = open(&board);
+    let fd = heap_buffer(&board, 4096);
+    // SAFETY: open until it is closed below.
+    let own = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().unwrap();
+    let handle = import_fd(npu.transport(), fd).unwrap();
+    board.close_fd(fd).unwrap();
+    // The import keeps the buffer, so the duplicate still means it.
+    assert_eq!(bracket(&board, own.as_raw_fd(), sync::READ), Ok(()));
+    assert_eq!(import_fd(npu.transport(), own.as_raw_fd()), Ok(handle));
+    npu.mem_destroy(handle).unwrap();
+    drop((own, npu));
+    all_gone(&board);
+}

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use ork_drm::{Errno, Mapping, Transport};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -16,6 +18,7 @@ const INTERRUPTED_ATTEMPTS_MAX: u32 = 1000;
 #[derive(Debug)]
 pub struct Rknpu<T> {
     transport: T,
+    interruptions: AtomicU64,
 }
 
 /// What to allocate.
@@ -58,7 +61,12 @@ pub struct SubmitReport {
 impl<T: Transport> Rknpu<T> {
     /// Speaks to an open file that is known to belong to the driver (`ork_drm::probe`).
     pub fn new(transport: T) -> Self {
-        Self { transport }
+        Self { transport, interruptions: AtomicU64::new(0) }
+    }
+
+    /// How often a call was interrupted (`EINTR`, `EAGAIN`) and repeated.
+    pub fn interruptions(&self) -> u64 {
+        self.interruptions.load(Relaxed)
     }
 
     /// The file.
@@ -79,7 +87,10 @@ impl<T: Transport> Rknpu<T> {
             // SAFETY: no struct of this driver holds a user-space address; object addresses were given out by
             // the kernel and stay opaque here.
             match unsafe { self.transport.ioctl(request, argument.as_mut_bytes()) } {
-                Err(Errno::EINTR | Errno::EAGAIN) if attempts < INTERRUPTED_ATTEMPTS_MAX => attempts += 1,
+                Err(Errno::EINTR | Errno::EAGAIN) if attempts < INTERRUPTED_ATTEMPTS_MAX => {
+                    attempts += 1;
+                    self.interruptions.fetch_add(1, Relaxed);
+                }
                 result => return result,
             }
         }
@@ -163,6 +174,19 @@ impl<T: Transport> Rknpu<T> {
             dma_addr: argument.dma_addr,
             sram_size: argument.sram_size,
         })
+    }
+
+    /// What a buffer is that this file has a handle of, for example one that was imported. Imported buffers have no
+    /// mapping and no cache maintenance of this driver.
+    ///
+    /// # Errors
+    /// [`RknpuError::MemCreate`].
+    pub fn mem_query(&self, handle: u32) -> Result<Buffer, RknpuError> {
+        let mut argument = RknpuMemCreate { handle, ..Default::default() };
+        self.call(uapi::MEM_CREATE, &mut argument)
+            .map_err(|source| RknpuError::MemCreate { size: 0, domain: 0, source })?;
+        let RknpuMemCreate { handle, size, obj_addr, dma_addr, sram_size, .. } = argument;
+        Ok(Buffer { handle, size, obj_addr, dma_addr, sram_size })
     }
 
     /// The offset to map a buffer at.
@@ -277,7 +301,7 @@ mod tests {
         let request = RknpuSubmit { flags: 5, task_number: 3, ..Default::default() };
         // SAFETY: the scripted transport follows no address.
         let report = unsafe { npu.submit(&request) }.unwrap();
-        assert_eq!(report.task_counter, 0x1111_1111);
+        assert_eq!((report.task_counter, npu.interruptions()), (0x1111_1111, 2));
         let seen = npu.transport().seen.lock().unwrap();
         assert_eq!(seen.len(), 3);
         assert!(seen.iter().all(|(number, bytes)| *number == uapi::SUBMIT && *bytes == request.as_bytes()));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ork_drm::{Errno, Mapping, Transport};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -16,6 +17,7 @@ const INTERRUPTED_ATTEMPTS_MAX: u32 = 1000;
 #[derive(Debug)]
 pub struct Rocket<T> {
     transport: T,
+    interruptions: AtomicU64,
 }
 
 /// A buffer as the kernel describes it.
@@ -99,7 +101,12 @@ fn array<T>(items: &[T]) -> (u64, u32) {
 impl<T: Transport> Rocket<T> {
     /// Speaks to an open file that is known to belong to the driver (`ork_drm::probe`).
     pub fn new(transport: T) -> Self {
-        Self { transport }
+        Self { transport, interruptions: AtomicU64::new(0) }
+    }
+
+    /// How often a call was interrupted (`EINTR`, `EAGAIN`) and repeated.
+    pub fn interruptions(&self) -> u64 {
+        self.interruptions.load(Relaxed)
     }
 
     /// The file.
@@ -121,7 +128,10 @@ impl<T: Transport> Rocket<T> {
             *argument = original;
             // SAFETY: the caller's promise.
             match unsafe { self.transport.ioctl(request, argument.as_mut_bytes()) } {
-                Err(Errno::EINTR | Errno::EAGAIN) if attempts < INTERRUPTED_ATTEMPTS_MAX => attempts += 1,
+                Err(Errno::EINTR | Errno::EAGAIN) if attempts < INTERRUPTED_ATTEMPTS_MAX => {
+                    attempts += 1;
+                    self.interruptions.fetch_add(1, Relaxed);
+                }
                 result => return result,
             }
         }
@@ -250,7 +260,7 @@ mod tests {
     fn interrupted_calls_are_repeated_and_end() {
         let npu = Scripted::new(&[Err(Errno::EINTR), Err(Errno::EAGAIN), Ok(())]);
         npu.prep_bo(4, i64::MAX).unwrap();
-        assert_eq!(npu.transport().seen.lock().unwrap().len(), 3);
+        assert_eq!((npu.transport().seen.lock().unwrap().len(), npu.interruptions()), (3, 2));
         assert_eq!(npu.fini_bo(4).unwrap_err().errno(), Errno::EINTR);
     }
 

@@ -4,6 +4,10 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
 
+mod bench;
+
+#[allow(unused_imports, reason = "each test binary uses its part")]
+pub(crate) use bench::*;
 use ork_device::{Board, Completed, Device, DeviceKind, DeviceOptions, DmaBuffer, DomainId, Purpose};
 use ork_device::{ResidentBuffer, Submission, SubmitError, Task};
 use ork_isa::regs::{cna, core, dpu, global};

@@ -1,0 +1,727 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A round in flight: from the seed to the proof, with what is tried when there is none.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use ork_drm::Errno;
+use ork_emu::Finding;
+use parking_lot::Mutex;
+
+use crate::buffer::DmaBuffer;
+use crate::device::Device;
+use crate::error::{DeviceError, SubmitError};
+use crate::events::EventKind;
+use crate::kernel::{Ended, Feature, Fence, Fenced, KernelError, Word};
+use crate::proof::{Cells, Census, Reach, Seed, Verdict, frontier};
+use crate::recovery::{Ladder, Means, REFUSED_PAUSE, Step, Trouble};
+use crate::round::{Chain, Input, Method, Round, Witness, hull};
+use crate::single::{Said, Start, Taken, objections};
+use crate::spread::Spread;
+use crate::submission::{Completed, Elapsed, Submission};
+
+/// First and longest pause between two looks at an output.
+const PAUSE_MIN: Duration = Duration::from_micros(20);
+const PAUSE_MAX: Duration = Duration::from_millis(1);
+/// Longest wait inside the kernel before the clock is asked again.
+const KERNEL_WAIT_MAX: Duration = Duration::from_millis(20);
+
+/// What a chain still has to show.
+#[derive(Debug)]
+enum Missing {
+    /// All programs from this one on.
+    From(usize),
+    /// These atoms, which were given a seed again.
+    Atoms(Vec<usize>),
+}
+
+/// A chain of the round.
+pub(crate) struct Lane<'a> {
+    pub(crate) chain: Chain<'a>,
+    /// Where it runs.
+    pub(crate) core: u8,
+    seed: Option<Seed>,
+    missing: Missing,
+    ladder: Ladder,
+    pub(crate) window: Duration,
+    /// When it was started last.
+    started: Duration,
+    /// Started, and neither seen to be complete nor known to have ended.
+    airborne: bool,
+    fence: Option<Fence>,
+    findings: Vec<Finding>,
+    /// Something went wrong: its time says nothing about the next one's.
+    troubled: bool,
+    /// Nanoseconds on the NPU, by the kernel.
+    ns: Option<u64>,
+    landed: Option<Completed>,
+}
+
+/// How one attempt ended.
+#[derive(Debug)]
+enum Attempt {
+    /// By the kernel's word, and the word was not that all is well.
+    Failed(Said),
+    /// All is well: every cell was written, or the kernel's word is enough.
+    Proven,
+    /// The kernel says that it ended, and the output stays incomplete.
+    Incomplete,
+    /// The window passed.
+    Silent,
+}
+
+/// Whether an output was looked at, and found incomplete, since the kernel spoke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Looked {
+    Already,
+    NotYet,
+}
+
+/// A round on its way.
+pub(crate) struct Flight<'a> {
+    pub(crate) device: &'a Device,
+    output: &'a mut DmaBuffer,
+    live: Range<u64>,
+    inputs: Vec<Input<'a>>,
+    pub(crate) lanes: Vec<Lane<'a>>,
+    method: Method,
+    began: Duration,
+    /// The cores of chains that were started, by lane.
+    taken: Vec<Option<Taken<'a>>>,
+    /// How the first attempts ended, by lane.
+    attempts: Vec<Option<Attempt>>,
+}
+
+fn buffer(doing: &'static str) -> impl Fn(DeviceError) -> SubmitError {
+    move |source| SubmitError::Buffer { doing, source }
+}
+
+impl Device {
+    /// Runs a round and waits for it: all its chains have completed, and what they wrote is readable in the output's
+    /// live range. What goes wrong is tried again as far as the options allow, each time counted
+    /// ([`event_counts`](Self::event_counts)); the whole takes at most [`longest_round`](Self::longest_round) by the
+    /// device's clock.
+    ///
+    /// # Errors
+    /// [`SubmitError`]: nothing of the output may be used then.
+    pub fn run(&self, round: Round<'_>, spread: &dyn Spread) -> Result<Vec<Completed>, SubmitError> {
+        let method = round.check(self)?;
+        let mut flight = Flight::prepare(self, round, method)?;
+        if method == Method::Block {
+            flight.block(spread)?;
+        } else {
+            while !flight.look_around()? {
+                flight.pause();
+            }
+            flight.settle_all()?;
+        }
+        flight.completed()
+    }
+
+    /// A core that is not given up: the wanted one, if it is not.
+    fn core_for(&self, wanted: u8) -> u8 {
+        let healthy = (0..self.cores).find(|core| !self.is_retired(*core));
+        if self.is_retired(wanted) { healthy.unwrap_or(wanted) } else { wanted }
+    }
+}
+
+impl<'a> Flight<'a> {
+    /// Puts the seed where a round will write that was checked.
+    pub(crate) fn prepare(device: &'a Device, round: Round<'a>, method: Method) -> Result<Self, SubmitError> {
+        let Round { chains, output, live, witness, inputs } = round;
+        let seed = match witness {
+            Witness::KernelWord => None,
+            Witness::Seed(seed) => Some(seed),
+        };
+        if let Some(seed) = seed {
+            for chain in &chains {
+                seed.fill(chain.writes.iter().flatten(), output.host_mut());
+            }
+            for chain in &chains {
+                output.flush(hull(&chain.writes)).map_err(buffer("flushing the seed"))?;
+            }
+        }
+        let began = device.shared.clock.now();
+        let windows = device.windows.lock();
+        let lanes: Vec<Lane<'a>> = chains
+            .into_iter()
+            .map(|chain| Lane {
+                core: device.core_for(chain.submission.core()),
+                seed,
+                missing: Missing::From(0),
+                ladder: Ladder::default(),
+                window: windows.of(chain.geometry, &device.limits),
+                started: began,
+                airborne: false,
+                fence: None,
+                findings: Vec::new(),
+                troubled: false,
+                ns: None,
+                landed: None,
+                chain,
+            })
+            .collect();
+        drop(windows);
+        let taken = lanes.iter().map(|_| None).collect();
+        let attempts = lanes.iter().map(|_| None).collect();
+        Ok(Self { device, output, live, inputs, lanes, method, began, taken, attempts })
+    }
+
+    fn now(&self) -> Duration {
+        self.device.shared.clock.now()
+    }
+
+    pub(crate) fn note(&self, lane: usize, kind: EventKind) {
+        self.device.shared.note(Some(self.lanes[lane].core), kind);
+    }
+
+    /// All chains at once, each by a call that waits; then what each has to show.
+    fn block(&mut self, spread: &dyn Spread) -> Result<(), SubmitError> {
+        let device = self.device;
+        type Slot = Mutex<Option<Result<Said, SubmitError>>>;
+        let said: Vec<Slot> = self.lanes.iter().map(|_| Mutex::new(None)).collect();
+        let jobs: Vec<(&Submission, u8)> =
+            self.lanes.iter().map(|lane| (lane.chain.submission, lane.core)).collect();
+        spread.spread(jobs.len(), &|index| {
+            let (submission, core) = jobs[index];
+            let result = device.take(submission, core);
+            let result = result.map(|taken| device.run_taken(&taken, submission, core));
+            *said[index].lock() = Some(result);
+        });
+        if self.lanes.iter().all(|lane| lane.seed.is_none()) {
+            let live = self.live.clone();
+            self.output.reload(live).map_err(buffer("fetching results"))?;
+        }
+        for (index, said) in said.into_iter().enumerate() {
+            self.collect_findings(index);
+            let attempt = match said.into_inner() {
+                Some(Ok(said)) => self.after_word(index, said)?,
+                Some(Err(error)) => return Err(error),
+                None => return Err(SubmitError::Round("the spread left a chain out".to_owned())),
+            };
+            self.attempts[index] = Some(attempt);
+        }
+        self.settle_all()
+    }
+
+    fn collect_findings(&mut self, index: usize) {
+        let lane = &mut self.lanes[index];
+        lane.findings.extend(self.device.take_findings(lane.core));
+    }
+
+    /// The results of a round whose chains have all landed.
+    pub(crate) fn completed(&mut self) -> Result<Vec<Completed>, SubmitError> {
+        let landed = self.lanes.iter_mut().map(|lane| lane.landed.take());
+        landed.collect::<Option<Vec<_>>>().ok_or_else(|| SubmitError::Round("a chain has no end".to_owned()))
+    }
+
+    fn start(&mut self, index: usize) -> Result<(), SubmitError> {
+        let device = self.device;
+        let fenced = if self.method == Method::Fence { Fenced::Yes } else { Fenced::No };
+        let lane = &mut self.lanes[index];
+        let taken = device.take(lane.chain.submission, lane.core)?;
+        lane.started = device.shared.clock.now();
+        let tasks = lane.chain.submission.tasks().len();
+        let start = Start { output: self.output.object(), fenced, patience: lane.window, tasks };
+        match device.start_taken(&taken, lane.chain.submission, lane.core, &start) {
+            Ok(fence) => {
+                lane.fence = fence;
+                lane.airborne = true;
+                self.taken[index] = Some(taken);
+            }
+            Err(error) => self.attempts[index] = Some(Attempt::Failed(Err(error))),
+        }
+        Ok(())
+    }
+
+    /// Starts what can be started and looks once at what flies; whether all first attempts have ended.
+    pub(crate) fn look_around(&mut self) -> Result<bool, SubmitError> {
+        let mut waiting = false;
+        for index in 0..self.lanes.len() {
+            if self.attempts[index].is_some() {
+                continue;
+            }
+            if !self.lanes[index].airborne {
+                // Cores were given up: two chains share one, and follow each other.
+                let core = self.lanes[index].core;
+                let busy = (0..self.lanes.len()).any(|other| self.taken[other].is_some() && self.lanes[other].core == core);
+                if !busy {
+                    self.start(index)?;
+                }
+                waiting = true;
+                continue;
+            }
+            match self.look(index)? {
+                Some(attempt) => {
+                    self.attempts[index] = Some(attempt);
+                    self.taken[index] = None;
+                }
+                None => waiting = true,
+            }
+        }
+        Ok(!waiting)
+    }
+
+    /// Lets some time pass before the next look; not where the kernel waited already.
+    pub(crate) fn pause(&self) {
+        if self.device.features().has(Feature::HiddenErrors) || self.lanes.iter().any(|lane| lane.fence.is_some()) {
+            return;
+        }
+        // A tenth of what has passed is a tenth of delay at most.
+        let now = self.now();
+        let flown = self.lanes.iter().filter(|lane| lane.airborne).map(|lane| now.saturating_sub(lane.started));
+        let pause = flown.min().unwrap_or(PAUSE_MAX) / 10;
+        self.device.shared.clock.pause(pause.clamp(PAUSE_MIN, PAUSE_MAX));
+    }
+
+    /// Looks at one chain that flies.
+    fn look(&mut self, index: usize) -> Result<Option<Attempt>, SubmitError> {
+        // Before the look: what happens during it is seen by it or by the next one.
+        let stands = self.device.shared.clock.stands();
+        let flown = self.now().saturating_sub(self.lanes[index].started);
+        let word = self.ask_kernel(index, self.lanes[index].window.saturating_sub(flown))?;
+        if self.lanes[index].seed.is_none() {
+            // Only with a fence, whose word is enough here.
+            if word == Word::Ended {
+                let live = self.live.clone();
+                self.output.reload(live).map_err(buffer("fetching results"))?;
+                return Ok(Some(self.arrived(index)));
+            }
+        } else {
+            if self.check(index) {
+                return Ok(Some(self.arrived(index)));
+            }
+            if word == Word::Ended {
+                let complete = self.wait_for_late_lines(index, Looked::Already)?;
+                let attempt = if complete { self.arrived(index) } else { Attempt::Incomplete };
+                self.lanes[index].airborne = false;
+                return Ok(Some(attempt));
+            }
+        }
+        let over = !stands && flown > self.lanes[index].window;
+        Ok(over.then_some(Attempt::Silent))
+    }
+
+    fn arrived(&mut self, index: usize) -> Attempt {
+        let now = self.now();
+        let lane = &mut self.lanes[index];
+        lane.airborne = false;
+        if !lane.troubled {
+            let took = now.saturating_sub(lane.started);
+            self.device.windows.lock().learn(lane.chain.geometry, took);
+        }
+        Attempt::Proven
+    }
+
+    /// What the kernel knows of a chain, after making its output readable.
+    fn ask_kernel(&mut self, index: usize, limit: Duration) -> Result<Word, SubmitError> {
+        let device = self.device;
+        let called = Instant::now();
+        let (word, bytes) = self.wait_in_kernel(index, limit.min(KERNEL_WAIT_MAX))?;
+        if word == Word::Busy {
+            device.shared.clock.waited(called.elapsed());
+        }
+        if bytes != 0 {
+            self.output.count_reload(self.live.end - self.live.start, bytes);
+        } else if self.lanes[index].seed.is_some() {
+            let range = self.missing_range(index);
+            self.output.reload(range).map_err(buffer("fetching results"))?;
+        }
+        Ok(word)
+    }
+
+    /// Waits where the kernel can; gives the bytes that became readable by that.
+    fn wait_in_kernel(&mut self, index: usize, limit: Duration) -> Result<(Word, u64), SubmitError> {
+        let device = self.device;
+        let Some(Fence(fd)) = self.lanes[index].fence else {
+            let Some(object) = self.output.object() else {
+                return Err(buffer("waiting for its writers")(DeviceError::Pooled));
+            };
+            // SAFETY: the output keeps its object alive.
+            let waited = unsafe { device.shared.kernel.wait(object, limit) };
+            return waited.map_err(|source| self.refused(index, source));
+        };
+        match device.shared.files.wait(fd, limit) {
+            Ok(true) => {
+                device.shared.files.close(fd);
+                self.lanes[index].fence = None;
+                Ok((Word::Ended, 0))
+            }
+            Ok(false) | Err(Errno::EINTR | Errno::EAGAIN) => Ok((Word::Busy, 0)),
+            Err(source) => {
+                Err(self.refused(index, KernelError::File { doing: "cannot wait for a fence", source }))
+            }
+        }
+    }
+
+    fn refused(&self, index: usize, source: KernelError) -> SubmitError {
+        let core = self.lanes[index].core;
+        SubmitError::Refused { core, source, findings: self.device.take_findings(core) }
+    }
+
+    /// From the first to the last byte that a chain still has to show.
+    fn missing_range(&self, index: usize) -> Range<u64> {
+        let lane = &self.lanes[index];
+        match &lane.missing {
+            Missing::From(program) => hull(&lane.chain.writes[*program..]),
+            Missing::Atoms(atoms) => match (atoms.first(), atoms.last()) {
+                (Some(first), Some(last)) => *first as u64..*last as u64 + 16,
+                _ => 0..0,
+            },
+        }
+    }
+
+    /// Whether every cell of a chain was seen to be written.
+    fn check(&mut self, index: usize) -> bool {
+        let lane = &mut self.lanes[index];
+        let Some(seed) = lane.seed else { return true };
+        let bytes = self.output.host();
+        match &mut lane.missing {
+            Missing::From(program) => {
+                *program = frontier(&lane.chain.writes, seed, *program, bytes);
+                *program == lane.chain.writes.len()
+            }
+            Missing::Atoms(atoms) => {
+                *atoms = seed.still_missing(atoms.drain(..), bytes);
+                atoms.is_empty()
+            }
+        }
+    }
+
+    /// Programs of a chain that were seen to have written everything, from the first.
+    pub(crate) fn frontier(&self, index: usize) -> usize {
+        match &self.lanes[index].missing {
+            Missing::From(program) => *program,
+            Missing::Atoms(_) => 0,
+        }
+    }
+
+    /// Whether the first attempt of a chain has ended.
+    pub(crate) fn has_ended(&self, index: usize) -> bool {
+        self.attempts[index].is_some()
+    }
+
+    /// Takes a chain out of the round: somebody else sees to its end.
+    pub(crate) fn let_go(&mut self, index: usize) {
+        self.lanes[index].airborne = false;
+        self.taken[index] = None;
+        self.attempts[index] = Some(Attempt::Proven);
+    }
+
+    /// Forgets the end of a chain that somebody else has seen to.
+    pub(crate) fn forget(&mut self, index: usize) {
+        self.attempts[index] = None;
+    }
+
+    /// Looks until all is there, a bounded time.
+    fn wait_for_late_lines(&mut self, index: usize, looked: Looked) -> Result<bool, SubmitError> {
+        let deadline = self.now() + self.device.limits.late;
+        let mut pause = PAUSE_MIN;
+        let mut late = looked == Looked::Already;
+        loop {
+            let over = self.now() >= deadline;
+            let range = self.missing_range(index);
+            self.output.reload(range).map_err(buffer("fetching results"))?;
+            if self.check(index) {
+                if late {
+                    self.note(index, EventKind::LateLines);
+                }
+                return Ok(true);
+            }
+            if over {
+                return Ok(false);
+            }
+            late = true;
+            self.device.shared.clock.pause(pause);
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// What the kernel's answer to a call that waited comes to.
+    fn after_word(&mut self, index: usize, said: Said) -> Result<Attempt, SubmitError> {
+        let tasks = self.lanes[index].chain.submission.tasks().len() as u32;
+        match said {
+            Ok(Ended::Done { tasks: done, ns }) if done == tasks => {
+                self.lanes[index].ns = Some(ns);
+                let proven = self.lanes[index].seed.is_none() || self.wait_for_late_lines(index, Looked::NotYet)?;
+                Ok(if proven { Attempt::Proven } else { Attempt::Incomplete })
+            }
+            other => Ok(Attempt::Failed(other)),
+        }
+    }
+
+    /// Brings every chain down, one after the other, whatever it takes.
+    pub(crate) fn settle_all(&mut self) -> Result<(), SubmitError> {
+        // One failure must not leave another chain in the air.
+        let mut first = None;
+        for index in 0..self.lanes.len() {
+            let Some(attempt) = self.attempts[index].take() else { continue };
+            if let Err(error) = self.settle(index, attempt) {
+                self.device.count_failed(&error);
+                first.get_or_insert(error);
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    fn settle(&mut self, index: usize, mut attempt: Attempt) -> Result<(), SubmitError> {
+        let mut fresh = true;
+        loop {
+            let trouble = match &attempt {
+                Attempt::Proven => {
+                    self.land(index);
+                    return Ok(());
+                }
+                Attempt::Failed(said) => match said {
+                    Ok(Ended::TimedOut { .. }) => Trouble::TimedOut,
+                    Ok(Ended::Done { .. }) => Trouble::Incomplete,
+                    Err(error) if is_transient(error) => Trouble::Refused,
+                    Ok(Ended::Unmodelled) | Err(_) => return Err(self.error(index, attempt)),
+                },
+                Attempt::Incomplete => self.trouble(index, Trouble::Incomplete),
+                Attempt::Silent => self.trouble(index, Trouble::Missed),
+            };
+            self.collect_findings(index);
+            match trouble {
+                Trouble::TimedOut => self.note(index, EventKind::TimedOut),
+                Trouble::Refused => self.note(index, EventKind::Refused),
+                // Reading again is no other attempt.
+                Trouble::Missed if fresh => self.note(index, EventKind::Missed),
+                Trouble::Missed | Trouble::Incomplete | Trouble::SeedValue => {}
+            }
+            let device = self.device;
+            let lane = &mut self.lanes[index];
+            lane.troubled = true;
+            if trouble == Trouble::TimedOut && lane.seed.is_some() && device.may_recover {
+                let range = self.missing_range(index);
+                self.output.reload(range).map_err(buffer("fetching results"))?;
+                if self.check(index) {
+                    self.note(index, EventKind::LostInterrupt);
+                    self.land(index);
+                    return Ok(());
+                }
+            }
+            let lane = &mut self.lanes[index];
+            let spent = device.shared.clock.now().saturating_sub(self.began) > device.limits.budget();
+            let others = (0..device.cores).filter(|core| *core != lane.core && !device.is_retired(*core)).count();
+            let features = device.features();
+            let means = Means {
+                reset: features.has(Feature::Reset),
+                other_cores: if features.has(Feature::CoreChoice) { others as u8 } else { 0 },
+            };
+            let step = if spent { Step::GiveUp } else { lane.ladder.step(trouble, means) };
+            if step == Step::GiveUp || step.is_recovery() && !device.may_recover {
+                if device.may_recover {
+                    self.give_up(index);
+                }
+                return Err(self.error(index, attempt));
+            }
+            fresh = step != Step::Reread;
+            attempt = self.climb(index, step, trouble)?;
+        }
+    }
+
+    /// Takes one step of the ladder.
+    fn climb(&mut self, index: usize, step: Step, trouble: Trouble) -> Result<Attempt, SubmitError> {
+        let device = self.device;
+        match step {
+            Step::Reread => {
+                self.note(index, EventKind::Reread);
+                let complete = self.wait_for_late_lines(index, Looked::NotYet)?;
+                return Ok(match (complete, self.lanes[index].airborne) {
+                    (true, _) => Attempt::Proven,
+                    (false, true) => Attempt::Silent,
+                    (false, false) => Attempt::Incomplete,
+                });
+            }
+            Step::SecondSeed => {
+                self.note(index, EventKind::SecondSeed);
+                // Every program wrote something: the job has ended, and nothing is left to be reaped.
+                self.lanes[index].airborne = false;
+            }
+            Step::Resubmit if trouble == Trouble::Refused => device.shared.clock.pause(REFUSED_PAUSE),
+            Step::Reset => {
+                // What it cannot do, the next attempt will show.
+                if let Err(error) = device.reset() {
+                    tracing::warn!(%error, "cannot reset the NPU");
+                }
+            }
+            Step::Retire => {
+                let old = self.lanes[index].core;
+                device.retired[usize::from(old)].store(true, Relaxed);
+                self.note(index, EventKind::CoreRetired);
+                tracing::warn!(core = old, "core given up: nothing completes on it");
+                self.lanes[index].core = device.core_for(old);
+            }
+            Step::Resubmit | Step::GiveUp => {}
+        }
+        if step.is_recovery() {
+            self.note(index, EventKind::Resubmitted);
+        }
+        self.seed_again(index)?;
+        self.again(index)
+    }
+
+    /// Puts a seed where nothing shows yet that it was written, and makes everything visible again that the programs
+    /// read.
+    fn seed_again(&mut self, index: usize) -> Result<(), SubmitError> {
+        let lane = &mut self.lanes[index];
+        if let Some(seed) = lane.seed {
+            let bytes = self.output.host();
+            let missing = match &mut lane.missing {
+                Missing::From(_) => seed.missing(lane.chain.writes.iter().flatten(), bytes),
+                Missing::Atoms(atoms) => seed.still_missing(std::mem::take(atoms).into_iter(), bytes),
+            };
+            let next = seed.other();
+            next.fill_atoms(&missing, self.output.host_mut());
+            lane.seed = Some(next);
+            lane.missing = Missing::Atoms(missing);
+            let range = self.missing_range(index);
+            self.output.flush(range).map_err(buffer("flushing the seed"))?;
+        }
+        let chain = &self.lanes[index].chain;
+        chain.programs.flush(chain.programs_live.clone()).map_err(buffer("flushing programs"))?;
+        for input in &self.inputs {
+            if let Input::Host(input, range) = input {
+                input.flush(range.clone()).map_err(buffer("flushing inputs"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a chain again and waits for it.
+    fn again(&mut self, index: usize) -> Result<Attempt, SubmitError> {
+        let device = self.device;
+        self.lanes[index].started = self.now();
+        if device.features().has(Feature::HiddenErrors) {
+            self.start(index)?;
+            loop {
+                if let Some(attempt) = self.attempts[index].take() {
+                    return Ok(attempt);
+                }
+                if let Some(attempt) = self.look(index)? {
+                    self.taken[index] = None;
+                    return Ok(attempt);
+                }
+            }
+        }
+        let lane = &self.lanes[index];
+        let (submission, core) = (lane.chain.submission, lane.core);
+        let taken = device.take(submission, core)?;
+        if lane.airborne {
+            // The lost job is still the kernel's: only a submit that does not wait throws it away. That one could
+            // outlast its proof and write the output again under its next user, so another one, which does wait,
+            // follows it.
+            let tasks = submission.tasks().len();
+            let start = Start { output: self.output.object(), fenced: Fenced::No, patience: lane.window, tasks };
+            self.note(index, EventKind::Reaped);
+            if let Err(error) = device.start_taken(&taken, submission, core, &start) {
+                return Ok(Attempt::Failed(Err(error)));
+            }
+        }
+        let said = device.run_taken(&taken, submission, core);
+        drop(taken);
+        if said.is_ok() {
+            self.lanes[index].airborne = false;
+        }
+        self.after_word(index, said)
+    }
+
+    /// Leaves a chain to the kernel.
+    fn give_up(&mut self, index: usize) {
+        self.note(index, EventKind::GaveUp);
+        let lane = &mut self.lanes[index];
+        if std::mem::take(&mut lane.airborne) && self.device.features().has(Feature::CoreChoice) {
+            // Whatever is queued behind it waits for ever.
+            self.device.retired[usize::from(lane.core)].store(true, Relaxed);
+        }
+    }
+
+    /// What is wrong with an incomplete output; it may be complete, with results that have the seed's value.
+    fn trouble(&self, index: usize, otherwise: Trouble) -> Trouble {
+        let lane = &self.lanes[index];
+        let (Some(seed), Missing::From(_)) = (lane.seed, &lane.missing) else { return otherwise };
+        let bytes = self.output.host();
+        let ran = |cells: &Vec<Cells>| Census::of(cells, seed, bytes).verdict(seed.reach()) != Verdict::Untouched;
+        if seed.reach() == Reach::InBand && lane.chain.writes.iter().all(ran) {
+            Trouble::SeedValue
+        } else {
+            otherwise
+        }
+    }
+
+    fn land(&mut self, index: usize) {
+        self.collect_findings(index);
+        let now = self.now();
+        let device = self.device;
+        let lane = &mut self.lanes[index];
+        let tasks = lane.chain.submission.tasks().len() as u32;
+        let elapsed = match (lane.ns, device.board().is_some()) {
+            (Some(ns), true) => Elapsed::Modelled { ns },
+            (Some(ns), false) => Elapsed::Measured { ns },
+            (None, _) => {
+                let waited = now.saturating_sub(lane.started);
+                Elapsed::Waited { ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX) }
+            }
+        };
+        let findings = objections(std::mem::take(&mut lane.findings));
+        let completed = Completed { core: lane.core, tasks, elapsed, findings };
+        device.count_completed(&completed);
+        lane.landed = Some(completed);
+    }
+
+    /// What an attempt that stays failed is to the caller.
+    fn error(&mut self, index: usize, attempt: Attempt) -> SubmitError {
+        self.collect_findings(index);
+        let waited = self.now().saturating_sub(self.began);
+        let lane = &mut self.lanes[index];
+        let findings = std::mem::take(&mut lane.findings);
+        if let Attempt::Failed(said) = attempt {
+            return match self.device.judge(lane.chain.submission, lane.core, said, findings) {
+                Err(error) => error,
+                Ok(_) => SubmitError::Round("a completed job is no failure".to_owned()),
+            };
+        }
+        let (mut missing, mut elements, mut untouched) = (0, 0, 0);
+        if let Some(seed) = lane.seed {
+            for cells in lane.chain.writes.iter() {
+                let census = Census::of(cells, seed, self.output.host());
+                missing += census.survivors;
+                elements += census.elements;
+                untouched += u32::from(census.verdict(seed.reach()) == Verdict::Untouched);
+            }
+        }
+        let programs = lane.chain.writes.len() as u32;
+        SubmitError::Unwritten { core: lane.core, missing, elements, untouched, programs, waited, findings }
+    }
+}
+
+/// Whether the same call may succeed a moment later: a reset by somebody, a domain in use, memory.
+fn is_transient(error: &KernelError) -> bool {
+    matches!(error.errno(), Some(Errno::EINVAL | Errno::EBUSY | Errno::ENOMEM))
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        // What flies writes buffers that are about to be somebody else's: give it its time.
+        for index in 0..self.lanes.len() {
+            if !self.lanes[index].airborne {
+                continue;
+            }
+            let ended = loop {
+                match self.look(index) {
+                    Ok(None) => self.device.shared.clock.pause(PAUSE_MAX),
+                    Ok(Some(Attempt::Silent)) | Err(_) => break false,
+                    Ok(Some(_)) => break true,
+                }
+            };
+            if !ended {
+                self.give_up(index);
+            }
+            if let Some(Fence(fd)) = self.lanes[index].fence.take() {
+                self.device.shared.files.close(fd);
+            }
+        }
+    }
+}
