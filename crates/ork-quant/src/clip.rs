@@ -103,8 +103,15 @@ pub fn search_clip(row: &[f64], importance: Option<&[f64]>) -> Clip {
 const LANES: usize = 8;
 
 #[inline(always)]
-fn miss(w: f64, scale: f64, inverse: f64) -> f64 {
-    w - scale * rint((w * inverse).clamp(-8.0, 7.0))
+fn square(w: f64, scale: f64, inverse: f64) -> f64 {
+    let miss = w - scale * rint((w * inverse).clamp(-8.0, 7.0));
+    miss * miss
+}
+
+/// Apart, because the compiler would otherwise split the lanes of the loops below to suit this sum.
+#[inline(never)]
+fn sum_of(sums: &[f64; LANES]) -> f64 {
+    sums.iter().sum()
 }
 
 wide! {
@@ -114,12 +121,13 @@ wide! {
         let (whole, tail) = row.as_chunks::<LANES>();
         for chunk in whole {
             for (sum, w) in sums.iter_mut().zip(chunk) {
-                let miss = miss(*w, scale, inverse);
-                *sum += miss * miss;
+                *sum += square(*w, scale, inverse);
             }
         }
-        let tail: f64 = tail.iter().map(|w| miss(*w, scale, inverse)).map(|miss| miss * miss).sum();
-        sums.iter().sum::<f64>() + tail
+        for (sum, w) in sums.iter_mut().zip(tail) {
+            *sum += square(*w, scale, inverse);
+        }
+        sum_of(&sums)
     }
 }
 
@@ -127,12 +135,15 @@ wide! {
     fn weighted_error(row: &[f64], importance: &[f64], scale: f64) -> f64 {
         let inverse = 1.0 / scale;
         let mut sums = [0f64; LANES];
-        for (chunk, weights) in row.chunks(LANES).zip(importance.chunks(LANES)) {
+        let ((whole, tail), (weights, tail_weights)) = (row.as_chunks::<LANES>(), importance.as_chunks::<LANES>());
+        for (chunk, weights) in whole.iter().zip(weights) {
             for ((sum, w), weight) in sums.iter_mut().zip(chunk).zip(weights) {
-                let miss = miss(*w, scale, inverse);
-                *sum += weight * miss * miss;
+                *sum += weight * square(*w, scale, inverse);
             }
         }
-        sums.iter().sum()
+        for ((sum, w), weight) in sums.iter_mut().zip(tail).zip(tail_weights) {
+            *sum += weight * square(*w, scale, inverse);
+        }
+        sum_of(&sums)
     }
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The two meanings of a stored nibble.
-#![forbid(unsafe_code)]
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Scale, XorShift32, real::rint_f32};
+use crate::real::code_of;
+use crate::wide::wide;
+use crate::{Scale, XorShift32};
 
 /// What the sixteen nibbles stand for. Both are inflated to int8 before the NPU sees them.
 ///
@@ -108,10 +109,7 @@ impl Codebook {
         let limit = limit.max(f32::MIN_POSITIVE * self.steps());
         match (self, rounding) {
             (Self::Uniform, Rounding::Nearest) => {
-                for (nibble, w) in nibbles.iter_mut().zip(row) {
-                    // Clamped first: the quotient can leave the range in which `rint_f32` is exact.
-                    *nibble = uniform_nibble(rint_f32((w / scale.get()).clamp(-7.0, 7.0)));
-                }
+                encode_uniform(row, scale.get(), nibbles);
             }
             (Self::Uniform, Rounding::Stochastic(draws)) => {
                 for (nibble, w) in nibbles.iter_mut().zip(row) {
@@ -120,9 +118,7 @@ impl Codebook {
                 }
             }
             (Self::Nf4, Rounding::Nearest) => {
-                for (nibble, w) in nibbles.iter_mut().zip(row) {
-                    *nibble = nf4_nibble(w / limit, |t| t >= 0.5);
-                }
+                encode_nf4(row, limit, nibbles);
             }
             (Self::Nf4, Rounding::Stochastic(draws)) => {
                 for (nibble, w) in nibbles.iter_mut().zip(row) {
@@ -134,14 +130,46 @@ impl Codebook {
     }
 }
 
+wide! {
+    fn encode_uniform(row: &[f32], scale: f32, nibbles: &mut [u8]) {
+        for (nibble, w) in nibbles.iter_mut().zip(row) {
+            *nibble = uniform_nibble((w / scale).clamp(-7.0, 7.0));
+        }
+    }
+}
+
+wide! {
+    fn encode_nf4(row: &[f32], limit: f32, nibbles: &mut [u8]) {
+        for (nibble, w) in nibbles.iter_mut().zip(row) {
+            let relative = (w / limit).clamp(-1.0, 1.0);
+            // The place and both neighbours by comparison, without a table, so that lanes do not diverge.
+            let (mut hi, mut below, mut above) = (0u32, -1.0, -1.0);
+            for pair in NF4_LEVELS.windows(2) {
+                let passed = pair[0] < relative;
+                hi += u32::from(passed);
+                below = if passed { pair[0] } else { below };
+                above = if passed { pair[1] } else { above };
+            }
+            let upper = (relative - below) / (above - below) >= 0.5;
+            *nibble = if hi == 0 { 0 } else { (hi - u32::from(!upper)) as u8 };
+        }
+    }
+}
+
+/// The nibble of the nearest integer.
+#[inline(always)]
 fn uniform_nibble(code: f32) -> u8 {
-    (code as i8).cast_unsigned() & 15
+    code_of(code).cast_unsigned() & 15
 }
 
 /// The nibble of a weight relative to the clipping point; `upper` decides from the position between two levels.
+#[inline(always)]
 fn nf4_nibble(relative: f32, upper: impl FnOnce(f32) -> bool) -> u8 {
     let relative = relative.clamp(-1.0, 1.0);
-    let hi = NF4_LEVELS.iter().filter(|level| **level < relative).count();
+    let mut hi = 0;
+    for level in NF4_LEVELS {
+        hi += usize::from(level < relative);
+    }
     if hi == 0 {
         return 0;
     }

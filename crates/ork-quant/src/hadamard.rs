@@ -58,11 +58,10 @@ fn transform<T: Real>(block: &mut [T]) {
     }
 }
 
-/// The first three stages on eight neighbours.
+/// The first three stages on eight neighbours, written out: the compiler makes shuffles of it.
 #[inline(always)]
-fn eight<T: Real>(x: [T; 8]) -> [T; 8] {
-    let stage = |x: [T; 8], h: usize| -> [T; 8] {
-        std::array::from_fn(|i| if i & h == 0 { x[i] + x[i + h] } else { x[i - h] - x[i] })
-    };
-    stage(stage(stage(x, 1), 2), 4)
+fn eight<T: Real>([a, b, c, d, e, f, g, h]: [T; 8]) -> [T; 8] {
+    let [a, b, c, d, e, f, g, h] = [a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h];
+    let [a, b, c, d, e, f, g, h] = [a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h];
+    [a + e, b + f, c + g, d + h, a - e, b - f, c - g, d - h]
 }

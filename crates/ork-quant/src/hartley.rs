@@ -39,24 +39,44 @@ fn mix<T: Real>(row: &mut [T], cas: &[T], scratch: &mut [T]) {
     let m = cas.len();
     let b = row.len() / m;
     let scratch = &mut scratch.as_chunks_mut::<WIDTH>().0[..m];
-    for start in (0..b).step_by(WIDTH) {
-        let width = WIDTH.min(b - start);
+    if b < WIDTH {
         for (kept, block) in scratch.iter_mut().zip(row.chunks_exact(b)) {
-            kept[..width].copy_from_slice(&block[start..start + width]);
+            kept[..b].copy_from_slice(block);
         }
         for (i, block) in row.chunks_exact_mut(b).enumerate() {
-            let mut sums = [T::ZERO; WIDTH];
-            let mut t = 0;
-            for kept in scratch.iter() {
-                for (sum, x) in sums.iter_mut().zip(kept) {
-                    *sum = *sum + cas[t] * *x;
-                }
-                t += i;
-                if t >= m {
-                    t -= m;
-                }
+            block.copy_from_slice(&mixed(i, cas, scratch)[..b]);
+        }
+        return;
+    }
+    // Blocks are powers of two, so a multiple of the width from here on.
+    for start in (0..b).step_by(WIDTH) {
+        for (kept, block) in scratch.iter_mut().zip(row.chunks_exact(b)) {
+            if let Some(positions) = block[start..].first_chunk() {
+                *kept = *positions;
             }
-            block[start..start + width].copy_from_slice(&sums[..width]);
+        }
+        for (i, block) in row.chunks_exact_mut(b).enumerate() {
+            if let Some(positions) = block[start..].first_chunk_mut() {
+                *positions = mixed(i, cas, scratch);
+            }
         }
     }
+}
+
+/// Row `i` of Q times the kept positions.
+#[inline(always)]
+fn mixed<T: Real>(i: usize, cas: &[T], kept: &[[T; WIDTH]]) -> [T; WIDTH] {
+    let mut sums = [T::ZERO; WIDTH];
+    let mut t = 0;
+    for kept in kept {
+        let factor = cas[t];
+        for (sum, x) in sums.iter_mut().zip(kept) {
+            *sum = *sum + factor * *x;
+        }
+        t += i;
+        if t >= cas.len() {
+            t -= cas.len();
+        }
+    }
+    sums
 }

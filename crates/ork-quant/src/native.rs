@@ -5,7 +5,7 @@
 
 use crate::clip::{ClipReport, search_clip};
 use crate::kernels::finite_abs_max;
-use crate::real::{rint, rint_f32};
+use crate::real::{code_of, rint, rint_f32};
 use crate::wide::wide;
 use crate::{QuantError, Scale};
 
@@ -73,32 +73,41 @@ pub fn quantise_native_activation(row: &[f32], codes: &mut [i8]) -> Result<Scale
 
 wide! {
     fn activation_error(row: &[f32], scale: f32) -> f64 {
-        const LANES: usize = 16;
         let inverse = 1.0 / scale;
+        let square = |a: &f32| {
+            let miss = a - scale * rint_f32((a * inverse).clamp(-8.0, 7.0));
+            miss * miss
+        };
         let mut total = 0f64;
         for block in row.chunks(256) {
             let mut sums = [0f32; LANES];
             let (whole, tail) = block.as_chunks::<LANES>();
             for chunk in whole {
                 for (sum, a) in sums.iter_mut().zip(chunk) {
-                    let miss = a - scale * rint_f32((a * inverse).clamp(-8.0, 7.0));
-                    *sum += miss * miss;
+                    *sum += square(a);
                 }
             }
             for (sum, a) in sums.iter_mut().zip(tail) {
-                let miss = a - scale * rint_f32((a * inverse).clamp(-8.0, 7.0));
-                *sum += miss * miss;
+                *sum += square(a);
             }
-            total += f64::from(sums.iter().sum::<f32>());
+            total += f64::from(sum_of(&sums));
         }
         total
     }
 }
 
+const LANES: usize = 16;
+
+/// Apart, because the compiler would otherwise split the lanes of the loop above to suit this sum.
+#[inline(never)]
+fn sum_of(sums: &[f32; LANES]) -> f32 {
+    sums.iter().sum()
+}
+
 wide! {
     fn encode(row: &[f32], scale: f32, codes: &mut [i8]) {
         for (code, a) in codes.iter_mut().zip(row) {
-            *code = rint_f32((a / scale).clamp(-8.0, 7.0)) as i8;
+            *code = code_of((a / scale).clamp(-8.0, 7.0));
         }
     }
 }

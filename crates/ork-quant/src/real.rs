@@ -60,6 +60,14 @@ pub(crate) fn rint_f32(x: f32) -> f32 {
     (x + SHIFT) - SHIFT
 }
 
+/// [`rint_f32`] as an integer, for |x| < 128: the sum with the shift holds it in its low bits. A float-to-integer cast
+/// saturates, and no vector instruction does.
+#[inline(always)]
+pub(crate) fn code_of(x: f32) -> i8 {
+    const SHIFT: f32 = 12_582_912.0;
+    (x + SHIFT).to_bits() as i8
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +80,9 @@ mod tests {
                 assert_eq!(rint(x), x.round_ties_even(), "{x}");
                 let x = x as f32;
                 assert_eq!(rint_f32(x), x.round_ties_even(), "{x}");
+                if x.abs() < 127.0 {
+                    assert_eq!(f32::from(code_of(x)), x.round_ties_even(), "{x}");
+                }
             }
         }
     }

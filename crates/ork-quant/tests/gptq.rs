@@ -114,8 +114,8 @@ fn the_naive_algorithm_gives_the_same_codes() {
             let q = (w[j] / scale).round().clamp(-8.0, 7.0);
             assert_eq!(found.codes[index * k + j], q as i8, "row {index}, channel {j}");
             let e = (w[j] - q * scale) / factor.row(j)[j];
-            for c in j + 1..k {
-                w[c] -= e * factor.row(j)[c];
+            for (w, u) in w.iter_mut().zip(factor.row(j)).skip(j + 1) {
+                *w -= e * u;
             }
         }
     }
