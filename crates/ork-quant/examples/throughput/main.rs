@@ -17,6 +17,11 @@ mod race;
 use race::{Arm, copies, race};
 
 fn main() {
+    // With a K, only GPTQ at that size.
+    if std::env::args().len() > 1 {
+        ladder::gptq();
+        return;
+    }
     // Model-sized rows; once from memory, once from cache.
     for (title, m, k) in [("from memory", 16 * 1024, 2048), ("from L2", 64, 2048)] {
         println!("\n{title}: {m} rows of {k}");
