@@ -179,6 +179,12 @@ pub fn dequantise_row_i64(acc: &[i64], row: Scale, columns: &[Scale], out: &mut 
     Kernels::detect().dequantise_row_i64(acc, row, columns, out);
 }
 
+/// The largest magnitude of a row, or its first element that is not finite.
+pub(crate) fn finite_abs_max(row: &[f32]) -> Result<f32, QuantError> {
+    let bits = dispatch!(Kernels::detect().0, abs_max_bits(row));
+    if bits >= INFINITY_BITS { Err(non_finite(row)) } else { Ok(f32::from_bits(bits)) }
+}
+
 fn assert_columns(n: usize, columns: &[Scale], out: &[f32]) {
     assert_eq!(columns.len(), n, "one column scale per accumulator");
     assert_eq!(out.len(), n, "one output per accumulator");

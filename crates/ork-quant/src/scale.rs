@@ -49,4 +49,12 @@ impl Scale {
         }
         Self((abs_max / f32::from(CODE_MAX)).max(f32::MIN_POSITIVE))
     }
+
+    /// The scale that maps `limit` (finite, not negative) to code `steps`, with the same floor.
+    pub(crate) fn for_limit(limit: f32, steps: f32) -> Self {
+        if limit <= f32::MIN_POSITIVE / 2.0 {
+            return Self::ZERO;
+        }
+        Self((limit / steps).max(f32::MIN_POSITIVE))
+    }
 }

@@ -8,26 +8,32 @@
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use ork_quant::{Kernels, Scale};
 
-const ROUNDS: usize = 41;
+mod ladder;
+mod race;
 
-/// One thing to time: its name, the bytes it moves, and the work.
-struct Arm<'a> {
-    name: String,
-    bytes: usize,
-    work: Box<dyn FnMut() + 'a>,
-}
+use race::{Arm, copies, race};
 
 fn main() {
+    // With a K, only GPTQ at that size.
+    if std::env::args().len() > 1 {
+        ladder::gptq();
+        return;
+    }
     // Model-sized rows; once from memory, once from cache.
     for (title, m, k) in [("from memory", 16 * 1024, 2048), ("from L2", 64, 2048)] {
         println!("\n{title}: {m} rows of {k}");
         quantise(m, k);
         dequantise(m, k);
+        ladder::rows(m, k);
     }
+    for k in [3072, 3584, 10752] {
+        println!("\nmixed radix, from L2: 64 rows of {k}");
+        ladder::rotation(64, k);
+    }
+    ladder::gptq();
 }
 
 fn quantise(m: usize, k: usize) {
@@ -81,44 +87,4 @@ fn dequantise(m: usize, n: usize) {
         });
     }
     race(arms);
-}
-
-/// The yardstick, twice.
-fn copies(len: usize) -> Vec<Arm<'static>> {
-    ["memcpy", "memcpy again"]
-        .map(|name| {
-            let (from, mut to) = (vec![1_u8; len], vec![2_u8; len]);
-            let work = Box::new(move || {
-                to.copy_from_slice(black_box(&from));
-                black_box(&to);
-            });
-            Arm { name: name.to_owned(), bytes: 2 * len, work }
-        })
-        .into()
-}
-
-fn race(mut arms: Vec<Arm<'_>>) {
-    let bytes_max = arms.iter().map(|arm| arm.bytes).max().unwrap_or(1);
-    // Small working sets are repeated until a round takes measurable time.
-    let repeats = (64 << 20) / bytes_max + 1;
-    let mut seconds = vec![Vec::new(); arms.len()];
-    for round in 0..=ROUNDS {
-        for (arm, seconds) in arms.iter_mut().zip(&mut seconds) {
-            let start = Instant::now();
-            for _ in 0..repeats {
-                (arm.work)();
-            }
-            // The first round touches the pages.
-            if round > 0 {
-                seconds.push(start.elapsed().as_secs_f64() / repeats as f64);
-            }
-        }
-    }
-    let mut yardstick = None;
-    for (arm, mut seconds) in arms.iter().zip(seconds) {
-        seconds.sort_by(f64::total_cmp);
-        let rate = arm.bytes as f64 / seconds[seconds.len() / 2] / 1e9;
-        let yardstick = *yardstick.get_or_insert(rate);
-        println!("  {:24} {rate:7.1} GB/s   {:5.2} of memcpy", arm.name, rate / yardstick);
-    }
 }

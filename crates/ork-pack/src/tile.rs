@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! From rows of weights to the bytes of a tensor. Kernel groups in parallel, on rayon's pool.
+
+use ork_layout::{Element, WeightLayout};
+use ork_quant::{
+    Codebook, Method, QuantError, Rounding, Scale, StoredClip, XorShift32, pack_nibbles, quantise_row,
+    quantise_stored_row,
+};
+use rayon::prelude::*;
+
+use crate::TensorLayout;
+
+/// A tensor ready for a pack.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TiledWeight {
+    /// Its bytes.
+    pub data: Vec<u8>,
+    /// One per output channel.
+    pub scales: Vec<Scale>,
+    /// How it is cut and padded.
+    pub layout: TensorLayout,
+}
+
+/// Why a weight could not be tiled.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TileError {
+    /// A weight that has no code.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+    /// A method that the scheme does not have.
+    #[error("stored int4 weights are rounded to nearest or by chance, not by {method:?}")]
+    Method {
+        /// The method.
+        method: Method,
+    },
+}
+
+/// Gives the K weights of output channel `n`.
+type Rows<'a> = &'a (dyn Fn(usize, &mut [f32]) + Sync);
+
+/// Quantises and tiles an int8 weight.
+///
+/// # Errors
+/// [`TileError::Quant`] at a weight that is not finite, with its row.
+///
+/// # Panics
+/// If the layout is not one of int8.
+pub fn tile_w8a8(layout: &WeightLayout, rows: Rows<'_>) -> Result<TiledWeight, TileError> {
+    let k = layout.k() as usize;
+    let (data, scales) = tile(layout, || {
+        let mut floats = vec![0f32; k];
+        move |channel, codes: &mut [i8]| {
+            rows(channel, &mut floats);
+            Ok(quantise_row(&floats, codes).map_err(|error| error.in_row(channel))?)
+        }
+    })?;
+    Ok(TiledWeight { data, scales, layout: layout.into() })
+}
+
+/// Quantises a weight to stored int4 in the order of the int8 tiles (`layout` is that of int8), so that one linear
+/// [`ork_quant::inflate`] of the result gives the tiles.
+///
+/// `importance`, one per input channel, turns the clip search on. Padding is the nibble of zero.
+///
+/// # Errors
+/// [`TileError`] for a weight that is not finite, or a method other than nearest and stochastic.
+///
+/// # Panics
+/// If the layout is not one of int8, or the importance has another length than K.
+pub fn tile_i4a8(
+    layout: &WeightLayout,
+    codebook: Codebook,
+    method: Method,
+    importance: Option<&[f32]>,
+    rows: Rows<'_>,
+) -> Result<TiledWeight, TileError> {
+    let (k, n) = (layout.k() as usize, layout.n() as usize);
+    // The generator runs through the tensor in the order of rows; where each row starts is found by running it once.
+    let starts: Vec<XorShift32> = match method {
+        Method::Nearest => Vec::new(),
+        Method::Stochastic => {
+            let mut draws = XorShift32::new();
+            (0..n)
+                .map(|_| {
+                    let start = draws.clone();
+                    (0..k).for_each(|_| _ = draws.next_state());
+                    start
+                })
+                .collect()
+        }
+        Method::Gptq => return Err(TileError::Method { method }),
+    };
+    let (tiles, scales) = tile(layout, || {
+        let (mut floats, mut nibbles) = (vec![0f32; k], vec![0u8; k]);
+        let starts = &starts;
+        move |channel, codes: &mut [i8]| {
+            rows(channel, &mut floats);
+            let clip = importance.map_or(StoredClip::AbsMax, StoredClip::Importance);
+            let mut draws = starts.get(channel).cloned();
+            let mut rounding = draws.as_mut().map_or(Rounding::Nearest, Rounding::Stochastic);
+            let found = quantise_stored_row(&floats, codebook, clip, &mut rounding, &mut nibbles)
+                .map_err(|error| error.in_row(channel))?;
+            for (code, nibble) in codes.iter_mut().zip(&nibbles) {
+                // Relative to the nibble of zero: tiles are padded with zero bytes.
+                *code = (nibble ^ codebook.zero()).cast_signed();
+            }
+            Ok(found.scale)
+        }
+    })?;
+    const CHUNK: usize = 1 << 16;
+    let mut data = vec![0u8; tiles.len().div_ceil(2)];
+    data.par_chunks_mut(CHUNK / 2).zip(tiles.par_chunks(CHUNK)).for_each(|(bytes, tile)| {
+        let nibbles: Vec<u8> = tile.iter().map(|byte| byte ^ codebook.zero()).collect();
+        pack_nibbles(&nibbles, bytes);
+    });
+    Ok(TiledWeight { data, scales, layout: layout.into() })
+}
+
+/// Tiles with one encoder per thread: it fills the codes of an output channel and gives its scale.
+fn tile<T, E>(layout: &WeightLayout, encoder: impl Fn() -> E + Sync) -> Result<(Vec<u8>, Vec<Scale>), TileError>
+where
+    T: Element,
+    E: FnMut(usize, &mut [T]) -> Result<Scale, TileError>,
+{
+    let k = layout.k() as usize;
+    let width = layout.format().kernel_group() as usize;
+    let mut data = vec![0u8; usize::try_from(layout.bytes()).unwrap_or(usize::MAX)];
+    let scales: Vec<Vec<Scale>> = layout
+        .kernel_groups_mut(&mut data)
+        .into_par_iter()
+        .map_init(
+            || (encoder(), vec![T::default(); width * k]),
+            |(encode, codes), mut group| {
+                let columns = group.columns();
+                let mut scales = Vec::with_capacity(width);
+                for (codes, channel) in codes.chunks_exact_mut(k).zip(columns) {
+                    scales.push(encode(channel as usize, codes)?);
+                }
+                let channels: Vec<&[T]> = codes.chunks_exact(k).take(scales.len()).collect();
+                group.pack(&channels);
+                Ok(scales)
+            },
+        )
+        .collect::<Result<_, TileError>>()?;
+    Ok((data, scales.concat()))
+}
