@@ -3,9 +3,6 @@
  * in memory that is read-only or not there. Argument: the number of calls. Every call must come back; whatever it
  * returns is fine. */
 #include <linux/dma-heap.h>
-#include <stddef.h>
-
-#include <drm.h>
 
 #include "rknpu.h"
 

@@ -116,8 +116,9 @@ pub(crate) struct Inner {
     pub(crate) objects: Mutex<Objects>,
     /// Held from the look at what is free to its use.
     allocating: Mutex<()>,
-    /// Held by a `rocket` job from the look at the jobs before it to its place behind them.
-    pub(crate) rocket_order: Mutex<()>,
+    /// Held while a job takes its places in the queues of its cores, from the look at the jobs that it must come after:
+    /// so jobs stand in the same order in all queues, and no two wait for each other.
+    pub(crate) order: Mutex<()>,
     pub(crate) cores: [CoreSlot; CORES],
     pub(crate) counts: Counts,
     pub(crate) meters: Meters,
@@ -233,7 +234,7 @@ impl Board {
             live_domain: LiveDomain::new(wait, version >= 908),
             objects: Mutex::default(),
             allocating: Mutex::default(),
-            rocket_order: Mutex::default(),
+            order: Mutex::default(),
             cores: engines.map(slot),
             counts: Counts::default(),
             meters: Meters::default(),

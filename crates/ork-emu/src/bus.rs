@@ -138,8 +138,8 @@ impl<'a> JobBus<'a> {
 
     /// Reads a part, and tells of the first bytes in a buffer that the CPU has written and not flushed.
     fn load(&self, (dram, range): &Part<'_>, iova: u64) -> DramSpan {
-        let span = dram.read(range.clone());
-        if let Some(view) = dram.view()
+        let (span, view) = dram.read(range.clone());
+        if let Some(view) = view
             && let Some(at) = view.unflushed(range, span.as_ref())
             && self.unflushed.lock().insert(Arc::as_ptr(dram) as usize)
         {

@@ -137,15 +137,16 @@ impl Job {
             self.board.expect_reset(self);
         }
         let cores: Vec<u8> = self.state.lock().parts.iter().map(|part| part.core).collect();
-        for core in cores {
+        let order = self.board.order.lock();
+        let queued = cores.into_iter().try_for_each(|core| {
             let work: Arc<dyn Work> = Arc::clone(self) as _;
-            if let Err(errno) = self.board.cores[usize::from(core)].lane.push(core, work) {
-                self.cancel();
-                self.take_off();
-                return Err(errno);
-            }
-        }
-        Ok(())
+            self.board.cores[usize::from(core)].lane.push(core, work)
+        });
+        drop(order);
+        queued.inspect_err(|_| {
+            self.cancel();
+            self.take_off();
+        })
     }
 
     /// Takes the job off all cores and ends its use of the domain.

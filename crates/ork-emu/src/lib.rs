@@ -18,7 +18,9 @@
 //! itself; what was never flushed is gone when the last mapping goes.) With [`Coherency::Shared`] there is one
 //! memory, behind memfds, and the highest line of each buffer that a job writes arrives last.
 //!
-//! **Jobs** run on one thread per core, in the order of their submission; a call that blocks only waits for them.
+//! **Jobs** run on one thread per core, in the order of their submission; a call that blocks only waits for them. The
+//! threads are those of the process that made the board: a child of `fork` leaves the parent's boards alone (not even
+//! dropping them) and makes its own.
 //!
 //! **What silicon suffers in silence** is kept as a [`Finding`] and sent to `tracing`. At the ioctl it looks as it
 //! does on silicon: a hang is `ETIMEDOUT`, a bad `rocket` job is nothing at all. One exception: what the model does

@@ -80,18 +80,19 @@ impl Dram {
         self.pages.start()
     }
 
-    /// The bytes of a range, without copying where possible.
-    pub(crate) fn read(self: &Arc<Self>, range: Range<usize>) -> DramSpan {
+    /// The bytes of a range, without copying where possible; and the CPU's side, while there is one.
+    pub(crate) fn read(self: &Arc<Self>, range: Range<usize>) -> (DramSpan, Option<Arc<CpuView>>) {
         let mut state = self.state.lock();
+        let view = state.view.upgrade();
         if state.is_deferred(&range) {
             let mut copy = vec![0; range.len()];
             self.copy_locked(&state, range.start, &mut copy);
-            return DramSpan::Copy(copy);
+            return (DramSpan::Copy(copy), view);
         }
         let reader = state.next_reader;
         state.next_reader += 1;
         state.readers.push((reader, range.clone()));
-        DramSpan::Held { dram: Arc::clone(self), range, reader }
+        (DramSpan::Held { dram: Arc::clone(self), range, reader }, view)
     }
 
     /// Makes a CPU view known, whose lines grow old when a device writes.
@@ -322,6 +323,10 @@ mod tests {
         Arc::new(Dram::new(Backing::Private, len, &Arc::default()).unwrap())
     }
 
+    fn read(dram: &Arc<Dram>, range: Range<usize>) -> DramSpan {
+        dram.read(range).0
+    }
+
     fn bytes(dram: &Dram, range: Range<usize>) -> Vec<u8> {
         let mut out = vec![0; range.len()];
         dram.copy_to(range.start, &mut out);
@@ -332,21 +337,21 @@ mod tests {
     fn a_reader_sees_the_bytes_of_its_start_and_later_readers_the_new_ones() {
         let dram = dram(4096);
         dram.write(0, &[1; 16]);
-        let early = dram.read(0..8);
+        let early = read(&dram, 0..8);
         dram.write(4, &[2; 8]);
         assert_eq!(early.as_ref(), [1; 8], "bytes under a reader stay");
-        assert_eq!(dram.read(0..12).as_ref(), [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]);
+        assert_eq!(read(&dram, 0..12).as_ref(), [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]);
         assert_eq!(bytes(&dram, 2..6), [1, 1, 2, 2]);
         drop(early);
         assert!(dram.state.lock().deferred.is_empty(), "done when the reader left");
-        assert_eq!(dram.read(0..12).as_ref(), [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]);
+        assert_eq!(read(&dram, 0..12).as_ref(), [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]);
     }
 
     #[test]
     fn deferred_writes_keep_their_order() {
         let dram = dram(4096);
-        let first = dram.read(0..4);
-        let second = dram.read(8..12);
+        let first = read(&dram, 0..4);
+        let second = read(&dram, 8..12);
         dram.write(0, &[1; 6]); // waits for `first`
         dram.write(4, &[2; 8]); // meets no reader of 4..8, but `second`, and the write before
         dram.write(5, &[3; 1]); // meets no reader at all, only waiting writes
@@ -362,7 +367,7 @@ mod tests {
     #[test]
     fn writes_beside_readers_are_done_at_once() {
         let dram = dram(4096);
-        let _reader = dram.read(0..64);
+        let _reader = read(&dram, 0..64);
         dram.write(64, &[9; 64]);
         assert!(dram.state.lock().deferred.is_empty());
         assert_eq!(bytes(&dram, 63..65), [0, 9]);
@@ -386,7 +391,7 @@ mod tests {
         dram.write(0, &[1; 4096]);
         let view = Arc::new(CpuView::new(Backing::Private, &dram, &Arc::default()).unwrap());
         dram.attach(&view);
-        let unflushed = |range: Range<usize>| view.unflushed(&range, dram.read(range.clone()).as_ref());
+        let unflushed = |range: Range<usize>| view.unflushed(&range, read(&dram, range.clone()).as_ref());
         assert_eq!((unflushed(0..4096), unflushed(7..7)), (None, None));
         // The CPU writes one byte: only ranges with that byte are stale.
         view.write(130, &[2]);

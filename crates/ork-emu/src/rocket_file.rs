@@ -184,8 +184,7 @@ impl VirtualRocket {
         let listed: Vec<Arc<Object>> =
             reads.iter().chain(&writes).map(|(_, object)| Arc::clone(object)).collect();
         let completion = Arc::new(Completion::default());
-        // Each job waits for earlier ones, which must stand before it in their queues: or two could wait for each other.
-        let order = board.rocket_order.lock();
+        let order = board.order.lock();
         let core = self.entity.enter(|| {
             let all = 0..board.options.soc.cores();
             all.min_by_key(|core| board.cores[usize::from(*core)].lane.load(*core)).unwrap_or(0)

@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -294,6 +295,29 @@ fn a_blocking_hang_frees_its_core_for_the_next_job() {
     for _ in 0..3 {
         assert_eq!(submit(&npu, &request(&tasks, 1, 1)).unwrap_err().errno(), Errno::ETIMEDOUT);
     }
+}
+
+/// Jobs on several cores stand in the same order on all of them. Otherwise one could wait on this core behind another
+/// that waits behind it on that core, as long as neither ends.
+#[test]
+fn hanging_jobs_on_several_cores_do_not_wait_for_each_other() {
+    let hang = |_, _: &dyn ork_emu::Bus, _: &ork_emu::PcJob| outcome(0, 0, JobEnd::Hang(some_diagnosis()));
+    let (board, _) = board_with(&EmuOptions::default(), hang);
+    let npu = Arc::new(open(&board));
+    let tasks = tasks(&npu, 1, 0x300);
+    let order = request(&tasks, 7, 1);
+    let ended = Arc::new(AtomicU32::new(0));
+    // Not scoped: if they wait for ever, the test shall not.
+    for _ in 0..4 {
+        let (npu, ended) = (Arc::clone(&npu), Arc::clone(&ended));
+        std::thread::spawn(move || {
+            for _ in 0..500 {
+                assert_eq!(submit(&npu, &order).unwrap_err().errno(), Errno::ETIMEDOUT);
+                ended.fetch_add(1, SeqCst);
+            }
+        });
+    }
+    eventually("the end of all submits", || ended.load(SeqCst) == 2000);
 }
 
 #[test]

@@ -200,7 +200,6 @@ impl Session<'_> {
         let other = self.random.index(self.fds.len()).map_or(-1, |index| self.fds[index]);
         let Ok(file) = self.board.fds().resolve(fd) else { return };
         let call = |session: &mut Self, request: u32, bytes: &mut [u8]| {
-            session.random.disturb(bytes);
             session.tally.calls += 1;
             // SAFETY: addresses inside are the arena's, or of nothing; the host checks them.
             unsafe { file.ioctl(session.board, request, bytes) }
@@ -208,28 +207,34 @@ impl Session<'_> {
         match self.random.below(6) {
             0 => {
                 let mut argument = DmaBufSync { flags: self.random.below(8) as u64 };
+                self.random.disturb(argument.as_mut_bytes());
                 let _ = call(self, dma_buf::SYNC, argument.as_mut_bytes());
             }
             1 => {
                 let mut argument = DmaBufSyncFile { flags: 1 + self.random.below(3) as u32, fd: -1 };
+                self.random.disturb(argument.as_mut_bytes());
                 if call(self, dma_buf::EXPORT_SYNC_FILE, argument.as_mut_bytes()).is_ok() {
                     self.keep_descriptor(argument.fd);
                 }
             }
             2 => {
                 let mut argument = DmaBufSyncFile { flags: 1, fd: other };
+                self.random.disturb(argument.as_mut_bytes());
                 let _ = call(self, dma_buf::IMPORT_SYNC_FILE, argument.as_mut_bytes());
             }
             3 => {
                 let mut argument = SyncMerge { fd2: other, ..Default::default() };
+                self.random.disturb(argument.as_mut_bytes());
                 if call(self, dma_buf::FENCE_MERGE, argument.as_mut_bytes()).is_ok() {
                     self.keep_descriptor(argument.fence);
                 }
             }
             4 => {
-                let sync_fence_info = self.arena.address(&mut self.random);
-                let num_fences = self.random.below(3) as u32;
-                let mut argument = SyncFileInfo { num_fences, sync_fence_info, ..Default::default() };
+                let mut argument =
+                    SyncFileInfo { num_fences: self.random.below(3) as u32, ..Default::default() };
+                self.random.disturb(argument.as_mut_bytes());
+                // What stands here is written to: half an address could be anybody's.
+                argument.sync_fence_info = self.arena.address(&mut self.random);
                 let _ = call(self, dma_buf::FENCE_INFO, argument.as_mut_bytes());
             }
             _ => {
