@@ -11,6 +11,11 @@ pub(crate) struct DatapathGate {
 }
 
 impl DatapathGate {
+    /// Whether the next programs of this mode may be those of the fold.
+    pub(crate) fn may_fold(&self, datapath: Datapath) -> bool {
+        self.state.may_fold(datapath)
+    }
+
     /// Resets the NPU if the change asks for it. The caller has no job in flight, and runs the first pass twice when it
     /// is told to.
     ///

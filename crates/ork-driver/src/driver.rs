@@ -6,7 +6,7 @@ use std::time::Instant;
 use ork_device::{Completed, Device, DeviceError, DmaBuffer, Submission, SubmitError, Task};
 use ork_isa::soc::{RK3588, Soc};
 use ork_layout::{FeatureLayout, Format, OutputLayout, WeightLayout};
-use ork_plan::{Decision, PassShape, Plan, PlanOptions, Problem, Transition, decide};
+use ork_plan::{Datapath, Decision, PassShape, Plan, PlanOptions, Problem, Transition, decide};
 use ork_quant::{QuantError, Scale, quantise_row};
 use ork_synth::{Binding, Bindings, OutputStage, ProgramSet, emit_with};
 use parking_lot::Mutex;
@@ -268,18 +268,28 @@ impl Driver {
         self.multiply(weight, m, a, out, OutputStage::Plain, sum_output_row)
     }
 
-    /// The plan for `m` rows.
-    fn plan(&self, weight: &Weight, m: usize) -> Result<Arc<Plan>, DriverError> {
+    /// The plan for `m` rows; one that does not fold if it must not.
+    fn plan(&self, weight: &Weight, m: usize, may_fold: bool) -> Result<Arc<Plan>, DriverError> {
         let m = u32::try_from(m).unwrap_or(u32::MAX);
         let problem = Problem { m, weight: weight.layout().clone() };
+        let decide = |options: &PlanOptions| match decide(&problem, &self.soc, options) {
+            Decision::Accept(plan) => Ok(Arc::new(plan)),
+            Decision::Decline(decline) => Err(DriverError::Declined(decline)),
+        };
+        let usable = |plan: &Plan| may_fold || !plan.folds();
         let mut plans = self.plans.lock();
         if let Some(plan) = plans.get(&problem) {
-            return Ok(Arc::clone(plan));
+            // Behind a reset, once: not worth keeping.
+            return if usable(plan) {
+                Ok(Arc::clone(plan))
+            } else {
+                decide(&self.options.plan.without_fold())
+            };
         }
-        let plan = match decide(&problem, &self.soc, &self.options.plan) {
-            Decision::Accept(plan) => Arc::new(plan),
-            Decision::Decline(decline) => return Err(DriverError::Declined(decline)),
-        };
+        let plan = decide(&self.options.plan)?;
+        if !usable(&plan) {
+            return decide(&self.options.plan.without_fold());
+        }
         if plans.len() >= PLANS_MAX {
             plans.clear();
         }
@@ -303,7 +313,9 @@ impl Driver {
         }
         let mut spent = DriverCounters::default();
         let start = Instant::now();
-        let plan = self.plan(weight, m)?;
+        let Engine { buffers, datapath, submitters } = engine;
+        let may_fold = datapath.may_fold(Datapath::of(weight.format()));
+        let plan = self.plan(weight, m, may_fold)?;
         spent.synthesise += start.elapsed();
 
         let buffer_error = |doing| {
@@ -317,7 +329,6 @@ impl Driver {
             }
         };
         let extents = plan.extents();
-        let Engine { buffers, datapath, submitters } = engine;
         let features =
             buffers.features.with_room(&self.device, extents.a_bytes).map_err(buffer_error("allocating"))?;
         let outputs =

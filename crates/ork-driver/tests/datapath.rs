@@ -89,6 +89,28 @@ fn a_failed_job_leaves_the_driver_working_and_wary() {
     assert_eq!(changes(&driver), (3, 0));
 }
 
+/// isa.md §13 row 24: a fold right behind a reset hangs. 35 rows are folded as 36, which shows in the bytes flushed.
+#[test]
+fn the_fold_waits_for_another_product_after_a_reset() {
+    let (driver, _board) = support::driver(1);
+    let (m, k, n) = (35, 3584, 1216);
+    let ones = vec![1i8; n * k];
+    let weight = driver.load_codes("w", k, n, &|_, out| out.fill(1)).unwrap();
+    let mut flushed = || {
+        let before = driver.device().counters().bytes_flushed;
+        let mut out = vec![0; m * n];
+        driver.matmul_codes(&weight, m, &ones[..m * k], &mut out).unwrap();
+        assert_eq!(out, vec![k as i32; m * n]);
+        driver.device().counters().bytes_flushed - before
+    };
+    let (first, second) = (flushed(), flushed());
+    assert_eq!(first, second);
+    int4(&driver).unwrap();
+    let behind_reset = flushed();
+    assert_eq!(behind_reset + k as u64, first, "rows, without the padding of the fold");
+    assert_eq!(flushed(), first, "and the fold again");
+}
+
 #[test]
 fn operands_that_do_not_fit_are_refused_with_numbers() {
     let (driver, board) = support::driver(3);

@@ -44,6 +44,8 @@ pub struct DatapathState {
     int4_behind: bool,
     /// Floats ran since the last reset.
     float_warm: bool,
+    /// A job failed, and the kernel may have reset the NPU since.
+    maybe_reset: bool,
 }
 
 impl Datapath {
@@ -74,7 +76,7 @@ impl DatapathState {
     /// A device about which nothing is known.
     #[must_use]
     pub const fn unknown() -> Self {
-        Self { mode: None, int4_behind: false, float_warm: false }
+        Self { mode: None, int4_behind: false, float_warm: false, maybe_reset: false }
     }
 
     /// The mode of the last programs.
@@ -100,7 +102,14 @@ impl DatapathState {
     /// int4 left may still be there.
     #[must_use]
     pub const fn after_failure(self) -> Self {
-        Self { mode: None, float_warm: false, ..self }
+        Self { mode: None, float_warm: false, maybe_reset: true, ..self }
+    }
+
+    /// Whether the first programs of `next` may be those of the fold: behind a reset they hang (`isa.md` §13 row 24,
+    /// measured elsewhere), so something else runs first.
+    #[must_use]
+    pub fn may_fold(&self, next: Datapath) -> bool {
+        !self.maybe_reset && self.transition(next) != Transition::Reset
     }
 
     /// Notes that the transition was carried out and programs of `next` are about to run.
@@ -110,6 +119,7 @@ impl DatapathState {
             mode: Some(next),
             int4_behind: next == Datapath::Int4 || (self.int4_behind && kept),
             float_warm: next == Datapath::Float || (self.float_warm && kept),
+            maybe_reset: false,
         };
     }
 }
@@ -161,5 +171,19 @@ mod tests {
         state.enter(Datapath::Int4);
         assert_eq!(state.after_failure().transition(Datapath::Int8), Transition::Reset);
         assert_eq!(state.after_failure().transition(Datapath::Int4), Transition::Reset);
+    }
+
+    #[test]
+    fn nothing_folds_right_behind_a_reset() {
+        let mut state = DatapathState::unknown();
+        assert!(state.may_fold(Datapath::Int8));
+        state.enter(Datapath::Int4);
+        assert!(!state.may_fold(Datapath::Int8));
+        state.enter(Datapath::Int8);
+        assert!(state.may_fold(Datapath::Int8));
+        state = state.after_failure();
+        assert!(!state.may_fold(Datapath::Int8));
+        state.enter(Datapath::Int8);
+        assert!(state.may_fold(Datapath::Int8));
     }
 }

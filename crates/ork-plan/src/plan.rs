@@ -9,6 +9,7 @@ use crate::cost::Modelled;
 use crate::datapath::Datapath;
 use crate::form::{Form, Reuse};
 use crate::laws::{BankSplit, Geometry};
+use crate::rules;
 
 /// Words of a matmul program without its trailer (`isa.md` §7).
 pub const PROGRAM_BODY_WORDS: usize = 108;
@@ -227,6 +228,12 @@ impl Plan {
     #[must_use]
     pub fn datapath(&self) -> Datapath {
         Datapath::of(self.format)
+    }
+
+    /// Whether programs of it are fold tiles; see [`DatapathState::may_fold`](crate::DatapathState::may_fold).
+    #[must_use]
+    pub fn folds(&self) -> bool {
+        self.rules.iter().any(|rule| rules::FOLDS.contains(rule))
     }
 
     /// Number of passes.

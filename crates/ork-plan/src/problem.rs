@@ -38,6 +38,15 @@ impl Default for PlanOptions {
     }
 }
 
+impl PlanOptions {
+    /// The same without the fold, whose programs must not be the first behind a reset.
+    #[must_use]
+    pub fn without_fold(&self) -> Self {
+        let others = self.rules.iter().filter(|rule| !rules::FOLDS.contains(&rule.as_str()));
+        Self { rules: others.cloned().chain(["rows".to_owned()]).collect(), ..self.clone() }
+    }
+}
+
 /// The layout in which a weight is stored when nothing else is asked for.
 /// It depends on nothing but the weight and the chip, so that one packed weight serves every M.
 ///

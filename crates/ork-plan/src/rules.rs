@@ -331,6 +331,9 @@ pub const TABLE: &[Rule] = &[
     },
 ];
 
+/// The rules that fold.
+pub(crate) const FOLDS: [&str; 2] = ["fold", "fold-everywhere"];
+
 /// The rule of this name.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Rule> {
