@@ -369,6 +369,12 @@ impl Device {
         &self.shared.clock
     }
 
+    /// How jobs are submitted and waited for, as the options ask.
+    #[must_use]
+    pub fn submit_mode(&self) -> SubmitMode {
+        self.submit_mode
+    }
+
     /// Whether jobs that fail are tried again.
     #[must_use]
     pub fn may_recover(&self) -> bool {

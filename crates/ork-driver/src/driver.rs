@@ -3,12 +3,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ork_device::{Completed, Device, DeviceError, DmaBuffer, Submission, SubmitError, Task};
+use ork_device::{Device, DeviceError, DmaBuffer, DomainId};
 use ork_isa::soc::{RK3588, Soc};
 use ork_layout::{FeatureLayout, Format, OutputLayout, WeightLayout};
-use ork_plan::{Datapath, Decision, PassShape, Plan, PlanOptions, Problem, Transition, decide};
+use ork_plan::{Datapath, Decision, Plan, PlanOptions, Problem, Transition, decide};
 use ork_quant::{QuantError, Scale, quantise_row};
-use ork_synth::{Binding, Bindings, OutputStage, ProgramSet, emit_with};
+use ork_synth::{Binding, Bindings, OutputStage, emit_with};
 use parking_lot::Mutex;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,8 @@ use crate::DriverError;
 use crate::accumulate::{dequantise_output_row, sum_output_row};
 use crate::counters::DriverCounters;
 use crate::datapath::DatapathGate;
-use crate::scratch::Buffers;
+use crate::execution::{Bound, CompletionMode, Here, KnownCells, Pool};
+use crate::scratch::Scratches;
 use crate::weight::{Weight, weight_layout_of};
 
 /// Largest K whose int8 products always sum up within 32 bits: `131071 * 128 * 128 < 2^31`.
@@ -32,6 +33,8 @@ const PLANS_MAX: usize = 4096;
 pub struct DriverOptions {
     /// Tiling.
     pub plan: PlanOptions,
+    /// How the end of a product on the NPU is known.
+    pub completion: CompletionMode,
 }
 
 /// One activation for several weights with the same K: it is quantised and laid out once.
@@ -64,8 +67,9 @@ type Verdict = Result<(), Arc<DriverError>>;
 /// What one product at a time uses.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    buffers: Buffers,
+    buffers: Scratches,
     datapath: DatapathGate,
+    cells: KnownCells,
     /// One thread for each core: a submit blocks its thread.
     submitters: rayon::ThreadPool,
 }
@@ -73,7 +77,7 @@ pub(crate) struct Engine {
 /// What the feature buffer holds, and the scale of each of its rows.
 #[derive(Default)]
 pub(crate) struct Loaded {
-    held: Option<(FeatureLayout, u32)>,
+    held: Option<(DomainId, FeatureLayout, u32)>,
     scales: Vec<Scale>,
 }
 
@@ -103,8 +107,9 @@ impl Driver {
         options.plan.cores = if options.plan.cores == 0 { cores } else { options.plan.cores.min(cores) };
         Ok(Self {
             engine: Mutex::new(Engine {
-                buffers: Buffers::new(cores),
+                buffers: Scratches::new(cores),
                 datapath: DatapathGate::default(),
+                cells: KnownCells::default(),
                 submitters,
             }),
             plans: Mutex::default(),
@@ -313,7 +318,7 @@ impl Driver {
         }
         let mut spent = DriverCounters::default();
         let start = Instant::now();
-        let Engine { buffers, datapath, submitters } = engine;
+        let Engine { buffers, datapath, cells, submitters } = engine;
         let may_fold = datapath.may_fold(Datapath::of(weight.format()));
         let plan = self.plan(weight, m, may_fold)?;
         spent.synthesise += start.elapsed();
@@ -329,6 +334,8 @@ impl Driver {
             }
         };
         let extents = plan.extents();
+        let domain = weight.buffer().domain();
+        let buffers = buffers.of(domain);
         let features =
             buffers.features.with_room(&self.device, extents.a_bytes).map_err(buffer_error("allocating"))?;
         let outputs =
@@ -342,7 +349,7 @@ impl Driver {
         spent.resets += u64::from(transition == Transition::Reset);
         for pass in plan.passes() {
             let shape = pass.shape;
-            let here = (shape.features.clone(), pass.m0);
+            let here = (domain, shape.features.clone(), pass.m0);
             if loaded.held.as_ref() != Some(&here) {
                 let start = Instant::now();
                 loaded.held = None;
@@ -355,7 +362,7 @@ impl Driver {
             }
 
             let start = Instant::now();
-            let mut submissions = Vec::with_capacity(shape.chains.len());
+            let mut chains = Vec::with_capacity(shape.chains.len());
             for chain in &shape.chains {
                 let regcmd = &mut *regcmds[usize::from(chain.core)];
                 let bindings = Bindings {
@@ -369,13 +376,22 @@ impl Driver {
                 regcmd.host_mut()[..programs.bytes().len()].copy_from_slice(programs.bytes());
                 regcmd.flush(0..programs.bytes().len() as u64).map_err(buffer_error("flushing programs"))?;
                 spent.programs += programs.len() as u64;
-                submissions.push(submission(&programs));
+                chains.push(programs);
             }
             spent.synthesise += start.elapsed();
 
             let start = Instant::now();
-            let submit = || {
-                self.submit(submitters, &submissions, shape).map_err(|source| DriverError::Submit {
+            let mut submit = || {
+                let bound = Bound {
+                    features: &*features,
+                    features_live: 0..shape.features.bytes(),
+                    weights: weight.buffer(),
+                    outputs: &mut *outputs,
+                    regcmds: &mut regcmds,
+                    programs: &chains,
+                };
+                let here = Here { plan: &plan, shape_index: pass.shape_index, completion: self.options.completion };
+                here.run(&self.device, cells, &Pool(submitters), bound).map_err(|source| DriverError::Submit {
                     name: weight.name().to_owned(),
                     m,
                     k: weight.k(),
@@ -402,12 +418,8 @@ impl Driver {
             }
 
             let start = Instant::now();
-            let last = completed.last().expect("a pass has at least one chain");
-            let live = 0..shape.outputs.bytes();
-            outputs.invalidate(live.clone(), last).map_err(buffer_error("fetching results"))?;
-            spent.sync += start.elapsed();
-            let start = Instant::now();
-            read(&shape.outputs, pass.m0 as usize, &outputs.host()[..live.end as usize], &loaded.scales);
+            let live = shape.outputs.bytes() as usize;
+            read(&shape.outputs, pass.m0 as usize, &outputs.host()[..live], &loaded.scales);
             spent.dequantise += start.elapsed();
         }
 
@@ -426,38 +438,10 @@ impl Driver {
         counters.dequantise += spent.dequantise;
         Ok(())
     }
-
-    /// One submit per core, at the same time; all have ended when this returns. The first failure is reported.
-    fn submit(
-        &self,
-        submitters: &rayon::ThreadPool,
-        submissions: &[Submission],
-        shape: &PassShape,
-    ) -> Result<Vec<Completed>, SubmitError> {
-        debug_assert_eq!(submissions.len(), shape.chains.len());
-        if let [only] = submissions {
-            return Ok(vec![self.device.submit(only)?]);
-        }
-        submitters
-            .broadcast(|context| submissions.get(context.index()).map(|one| self.device.submit(one)))
-            .into_iter()
-            .flatten()
-            .collect()
-    }
 }
 
 fn bind(buffer: &DmaBuffer) -> Binding {
     Binding { iova: buffer.iova(), len: buffer.len() }
-}
-
-fn submission(programs: &ProgramSet) -> Submission {
-    let task = |index| Task {
-        regcmd: programs.program_address(index),
-        body_words: programs.fetch_words(),
-        enable_mask: ProgramSet::ENABLE_MASK,
-        int_mask: ProgramSet::INTERRUPT_MASK,
-    };
-    Submission::new(programs.core(), (0..programs.len()).map(task).collect())
 }
 
 pub(crate) fn check_len(what: &'static str, found: usize, needed: usize) -> Result<(), DriverError> {

@@ -1,17 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-use ork_device::{Device, DeviceError, DmaBuffer, Purpose};
+use std::collections::BTreeMap;
+
+use ork_device::{Device, DeviceError, DmaBuffer, DomainId, Purpose};
 
 /// A buffer that grows to the largest size asked for. Callers sync live ranges only, so its size costs memory and
 /// never time.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    purpose: Purpose,
+    domain: DomainId,
+    content: Content,
     buffer: Option<DmaBuffer>,
 }
 
+/// What a scratch buffer is for.
+#[derive(Clone, Copy, Debug)]
+enum Content {
+    /// Features or results.
+    Data,
+    /// Register programs.
+    Programs,
+}
+
 impl Scratch {
-    const fn new(purpose: Purpose) -> Self {
-        Self { purpose, buffer: None }
+    const fn new(domain: DomainId, content: Content) -> Self {
+        Self { domain, content, buffer: None }
     }
 
     /// The buffer, with room for `bytes`.
@@ -19,7 +31,11 @@ impl Scratch {
         if self.buffer.as_ref().is_none_or(|buffer| buffer.len() < bytes) {
             // Free the old one first: both together may not fit.
             self.buffer = None;
-            self.buffer = Some(device.alloc(self.purpose, bytes.max(1).next_power_of_two())?);
+            let bytes = bytes.max(1).next_power_of_two();
+            self.buffer = Some(match self.content {
+                Content::Data => device.alloc_scratch(self.domain, bytes)?,
+                Content::Programs => device.alloc_in(self.domain, Purpose::Regcmd, bytes)?,
+            });
         }
         Ok(self.buffer.as_mut().expect("it was just made"))
     }
@@ -35,11 +51,30 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    pub(crate) fn new(cores: u8) -> Self {
+    fn new(domain: DomainId, cores: u8) -> Self {
         Self {
-            features: Scratch::new(Purpose::Data),
-            outputs: Scratch::new(Purpose::Data),
-            regcmds: (0..cores).map(|_| Scratch::new(Purpose::Regcmd)).collect(),
+            features: Scratch::new(domain, Content::Data),
+            outputs: Scratch::new(domain, Content::Data),
+            regcmds: (0..cores).map(|_| Scratch::new(domain, Content::Programs)).collect(),
         }
+    }
+}
+
+/// The buffers of each address space: a job sees its own only.
+#[derive(Debug)]
+pub(crate) struct Scratches {
+    cores: u8,
+    by_domain: BTreeMap<DomainId, Buffers>,
+}
+
+impl Scratches {
+    pub(crate) fn new(cores: u8) -> Self {
+        Self { cores, by_domain: BTreeMap::new() }
+    }
+
+    /// The buffers of a domain.
+    pub(crate) fn of(&mut self, domain: DomainId) -> &mut Buffers {
+        let cores = self.cores;
+        self.by_domain.entry(domain).or_insert_with(|| Buffers::new(domain, cores))
     }
 }

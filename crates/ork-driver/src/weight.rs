@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-use ork_device::{Device, Purpose, ResidentBuffer};
+use ork_device::{Device, ResidentBuffer};
 use ork_isa::soc::Soc;
 use ork_layout::{Element, Format, WeightLayout};
 use ork_plan::{PlanOptions, weight_layout_with};
@@ -126,7 +126,7 @@ impl Weight {
         let (k, n) = (layout.k() as usize, layout.n() as usize);
         let bytes = layout.bytes();
         let hold = |source| DriverError::Hold { name: name.to_owned(), k, n, bytes, source };
-        let mut buffer = device.alloc(Purpose::Data, bytes).map_err(hold)?;
+        let mut buffer = device.alloc_weight(bytes).map_err(hold)?;
 
         let group_rows = layout.format().kernel_group() as usize;
         let scales: Vec<Vec<Scale>> = layout

@@ -18,7 +18,7 @@ pub(crate) fn driver(cores: u8) -> (Driver, Board) {
 pub(crate) fn driver_with(cores: u8, plan: PlanOptions) -> (Driver, Board) {
     let board = Board::new(&EmuOptions::default());
     let device = Device::on_board(&board, &DeviceOptions { cores, ..DeviceOptions::default() }).unwrap();
-    (Driver::new(device, DriverOptions { plan }).unwrap(), board)
+    (Driver::new(device, DriverOptions { plan, ..DriverOptions::default() }).unwrap(), board)
 }
 
 /// Asserts that nothing of a closed device stays in the emulated kernel.
