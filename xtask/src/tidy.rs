@@ -20,6 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-plan", &["ork-isa", "ork-layout", "ork-timing"]),
     ("ork-synth", &["ork-isa", "ork-plan", "ork-layout"]),
     ("ork-quant", &[]),
+    ("ork-pack", &["ork-layout", "ork-quant"]),
     ("ork-drm", &[]),
     ("ork-rknpu", &["ork-drm"]),
     ("ork-rocket", &["ork-drm"]),

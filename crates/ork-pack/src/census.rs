@@ -65,7 +65,8 @@ pub(crate) fn census_of<'a>(
     plan: &PackPlan,
     entries: impl Iterator<Item = &'a TensorEntry>,
 ) -> Vec<Discrepancy> {
-    let asked: BTreeMap<&str, _> = plan.tensors.iter().map(|request| (request.name.as_str(), request)).collect();
+    let asked: BTreeMap<&str, _> =
+        plan.tensors.iter().map(|request| (request.name.as_str(), request)).collect();
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
     for entry in entries {

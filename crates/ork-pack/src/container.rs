@@ -131,8 +131,8 @@ pub(crate) fn open<'a>(
     let Some(page) = bytes.get(..PAGE as usize) else {
         return Err(damaged(format!("{} bytes are not even its first page", bytes.len())));
     };
-    let (block, rest) = Superblock::ref_from_prefix(page)
-        .map_err(|_| damaged("its first page is too short".to_owned()))?;
+    let (block, rest) =
+        Superblock::ref_from_prefix(page).map_err(|_| damaged("its first page is too short".to_owned()))?;
     // The version before the checksum: another version may have another first page.
     let found = Version { major: block.major.get(), minor: block.minor.get() };
     if found.major != kind.version.major || found.minor > kind.version.minor {
@@ -148,13 +148,21 @@ pub(crate) fn open<'a>(
     }
     let header = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..));
     let header = header.filter(|header| {
-        offset >= PAGE && offset.is_multiple_of(PAGE) && header.len() as u64 == length && length <= HEADER_BYTES_MAX
+        offset >= PAGE
+            && offset.is_multiple_of(PAGE)
+            && header.len() as u64 == length
+            && length <= HEADER_BYTES_MAX
     });
     let Some(header) = header else {
-        return Err(damaged(format!("a header of {length} bytes at {offset} does not fit {file_bytes} bytes")));
+        return Err(damaged(format!(
+            "a header of {length} bytes at {offset} does not fit {file_bytes} bytes"
+        )));
     };
     if Hash::of(header).0 != block.header_hash {
         return Err(damaged("the checksum of its header is wrong".to_owned()));
+    }
+    if block.reserved != 0 {
+        return Err(damaged(format!("its reserved word is {}", block.reserved)));
     }
     if block.part >= block.parts {
         return Err(damaged(format!("it is part {} of {}", block.part, block.parts)));

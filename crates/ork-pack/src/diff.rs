@@ -78,7 +78,14 @@ impl fmt::Display for Difference {
         match self {
             Self::Target(a, b) => write!(f, "for {} / {}, and for {} / {}", a.soc, a.layout, b.soc, b.layout),
             Self::Source(a, b) => {
-                write!(f, "from {} ({}), and from {} ({})", a.name, a.content.short(), b.name, b.content.short())
+                write!(
+                    f,
+                    "from {} ({}), and from {} ({})",
+                    a.name,
+                    a.content.short(),
+                    b.name,
+                    b.content.short()
+                )
             }
             Self::Writer(a, b) => write!(f, "by {a}, and by {b}"),
             Self::OnlyFirst(name) => write!(f, "`{name}` only in the first"),

@@ -88,10 +88,7 @@ pub enum PackError {
 }
 
 impl PackError {
-    pub(crate) fn io(
-        doing: &'static str,
-        path: impl Into<PathBuf>,
-    ) -> impl FnOnce(std::io::Error) -> Self {
+    pub(crate) fn io(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { doing, path, source }
     }
@@ -105,7 +102,9 @@ impl PackError {
             Self::Damaged { .. } => "pack the model again, or copy the file again and compare",
             Self::Mismatch { .. } => "pack the model again for this use",
             Self::Busy { .. } => "wait for the other process, or end it",
-            Self::OtherPlan { .. } => "finish with the first plan, or delete the journal and the partial files",
+            Self::OtherPlan { .. } => {
+                "finish with the first plan, or delete the journal and the partial files"
+            }
             Self::Tensor { .. } => "correct the plan",
             Self::Census(_) => "the pack is not finished: write what is missing, or correct the plan",
         }

@@ -87,7 +87,10 @@ impl TensorLayout {
 
 impl From<&WeightLayout> for TensorLayout {
     fn from(layout: &WeightLayout) -> Self {
-        Self { k_slices: layout.slices().iter().map(|slice| slice.len).collect(), n_padded: layout.n_padded() }
+        Self {
+            k_slices: layout.slices().iter().map(|slice| slice.len).collect(),
+            n_padded: layout.n_padded(),
+        }
     }
 }
 

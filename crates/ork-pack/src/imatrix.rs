@@ -85,12 +85,13 @@ impl Imatrix {
     /// [`ImatrixError`].
     pub fn parse(bytes: &[u8]) -> Result<Self, ImatrixError> {
         let mut reader = Reader { bytes, at: 0 };
-        let imatrix =
-            if bytes.starts_with(b"GGUF") { gguf(&mut reader)? } else { binary(&mut reader)? };
+        let imatrix = if bytes.starts_with(b"GGUF") { gguf(&mut reader)? } else { binary(&mut reader)? };
         for (name, entry) in &imatrix.entries {
             let numbers = || entry.sums.iter().chain(&entry.counts);
             let wrong = |what: String| ImatrixError::Entry { name: shown(name), what };
-            if entry.counts.is_empty() || entry.sums.is_empty() || !entry.sums.len().is_multiple_of(entry.counts.len())
+            if entry.counts.is_empty()
+                || entry.sums.is_empty()
+                || !entry.sums.len().is_multiple_of(entry.counts.len())
             {
                 return Err(wrong(format!("{} sums for {} counts", entry.sums.len(), entry.counts.len())));
             }
@@ -182,6 +183,8 @@ fn gguf(reader: &mut Reader<'_>) -> Result<Imatrix, ImatrixError> {
     }
     let data = (reader.at as u64).next_multiple_of(alignment);
     let mut counts: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+    // Tensors of a real file do not overlap; without this bound a small file could name its bytes many times over.
+    let mut left = reader.bytes.len() as u64;
     for info in infos {
         let (sums_of, counts_of) = (info.name.strip_suffix(".in_sum2"), info.name.strip_suffix(".counts"));
         let Some(weight) = sums_of.or(counts_of) else { continue };
@@ -189,9 +192,13 @@ fn gguf(reader: &mut Reader<'_>) -> Result<Imatrix, ImatrixError> {
             let what = format!("its sums or counts have type {}, not F32", info.kind);
             return Err(ImatrixError::Entry { name: shown(weight), what });
         }
+        left = left
+            .checked_sub(info.elements.saturating_mul(4))
+            .ok_or(ImatrixError::Short { what: "the data of its tensors", at: reader.at })?;
         let at = data.saturating_add(info.offset);
         let mut at = Reader { bytes: reader.bytes, at: usize::try_from(at).unwrap_or(usize::MAX) };
-        let values = at.floats(usize::try_from(info.elements).unwrap_or(usize::MAX), "the data of a tensor")?;
+        let values =
+            at.floats(usize::try_from(info.elements).unwrap_or(usize::MAX), "the data of a tensor")?;
         if sums_of.is_some() {
             imatrix.entries.insert(weight.to_owned(), ImatrixEntry { sums: values, counts: Vec::new() });
         } else {
@@ -251,7 +258,13 @@ impl<'a> Reader<'a> {
 
     fn floats(&mut self, count: usize, what: &'static str) -> Result<Vec<f32>, ImatrixError> {
         let bytes = count.checked_mul(4).ok_or(ImatrixError::Short { what, at: self.at })?;
-        Ok(self.take(bytes, what)?.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+        Ok(self
+            .take(bytes, what)?
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect())
     }
 
     fn string(&mut self, what: &'static str) -> Result<String, ImatrixError> {

@@ -41,7 +41,7 @@ pub use imatrix::{Imatrix, ImatrixEntry, ImatrixError};
 pub use info::{Info, SchemeTotal, info};
 pub use reader::{Expected, Pack, Tensor, VERSION};
 pub use source::{SourceId, SourceSample};
-pub use statistics::{STATISTICS_VERSION, load_statistics, save_statistics};
+pub use statistics::{STATISTICS_VERSION, load_statistics, parse_statistics, save_statistics};
 pub use tile::{TileError, TiledWeight, tile_i4a8, tile_w8a8};
 pub use verify::{Damage, Verification, verify};
 pub use writer::{NewTensor, PackWriter, PackWritten, WriteOptions};

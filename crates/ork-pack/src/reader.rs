@@ -16,7 +16,8 @@ use crate::{Hash, PackError, Section, SourceId, SourceSample, census};
 /// The version of the format that is written; it and older minor versions are read.
 pub const VERSION: Version = Version { major: 1, minor: 0 };
 
-pub(crate) const PACK: Kind = Kind { magic: *b"ORKPACK\0", name: "pack of weights (.orkpack)", version: VERSION };
+pub(crate) const PACK: Kind =
+    Kind { magic: *b"ORKPACK\0", name: "pack of weights (.orkpack)", version: VERSION };
 
 /// What a pack must be for.
 #[derive(Clone, Copy, Debug)]
@@ -144,19 +145,27 @@ impl Pack {
             let damaged = |what: String| PackError::Damaged { path: part.path.clone(), what };
             let (own, of) = (part.block.part.get() as usize, part.block.parts.get() as usize);
             if own != index || of != parts.len() {
-                return Err(damaged(format!("it is part {own} of {of}, and part {index} of {} was due", parts.len())));
+                return Err(damaged(format!(
+                    "it is part {own} of {of}, and part {index} of {} was due",
+                    parts.len()
+                )));
             }
             if index > 0 {
                 // The first part names the others by hash, so a part of another pack cannot slip in.
                 let listed = first.header.parts.get(index - 1);
                 let fits = listed.is_some_and(|listed| {
-                    listed.header == part.block.header_hash() && listed.file_bytes == part.bytes().len() as u64
+                    listed.header == part.block.header_hash()
+                        && listed.file_bytes == part.bytes().len() as u64
                 });
                 if !fits || !part.header.parts.is_empty() {
                     return Err(damaged(format!("it does not belong to {}", first.path.display())));
                 }
             } else if part.header.parts.len() + 1 != parts.len() {
-                return Err(damaged(format!("it lists {} other parts of {}", part.header.parts.len(), parts.len())));
+                return Err(damaged(format!(
+                    "it lists {} other parts of {}",
+                    part.header.parts.len(),
+                    parts.len()
+                )));
             }
             let (ours, theirs) = (&part.header, &first.header);
             if (&ours.target, &ours.source, &ours.writer, ours.plan)
@@ -192,7 +201,12 @@ impl Pack {
         match expected.source {
             Some(sample) if *sample != source.sample => mismatch(
                 "model",
-                format!("{} ({} bytes, sample {})", source.name, source.sample.bytes, source.sample.hash.short()),
+                format!(
+                    "{} ({} bytes, sample {})",
+                    source.name,
+                    source.sample.bytes,
+                    source.sample.hash.short()
+                ),
                 format!("one of {} bytes, sample {}", sample.bytes, sample.hash.short()),
             ),
             _ => Ok(()),

@@ -101,21 +101,29 @@ pub fn load_statistics(path: &Path) -> Result<Statistics, PackError> {
     read(&map, path)
 }
 
-pub(crate) fn read(bytes: &[u8], path: &Path) -> Result<Statistics, PackError> {
+/// [`load_statistics`] for bytes in memory.
+///
+/// # Errors
+/// As [`load_statistics`], but for I/O.
+pub fn parse_statistics(bytes: &[u8]) -> Result<Statistics, PackError> {
+    read(bytes, Path::new("(memory)"))
+}
+
+fn read(bytes: &[u8], path: &Path) -> Result<Statistics, PackError> {
     let damaged = |what: String| PackError::Damaged { path: path.to_owned(), what };
     let (block, header) = open(bytes, STATISTICS, path)?;
     let header: Header =
         serde_json::from_slice(header).map_err(|error| damaged(format!("its header: {error}")))?;
     let sections = header.tensors.iter().map(|entry| (entry.name.as_str(), &entry.sums));
     check_sections(sections, block.header_offset.get()).map_err(damaged)?;
-    let mut statistics =
-        Statistics { position: header.position, text: header.text, ..Statistics::default() };
+    let mut statistics = Statistics { position: header.position, text: header.text, ..Statistics::default() };
     for entry in header.tensors {
         let name = entry.name.escape_debug();
         let wrong = |what: &str| damaged(format!("tensor `{name}`: {what}"));
         // Lengths before memory: a section lies inside the file, so nothing larger than the file is ever reserved.
         let k = u64::from(entry.k);
-        if bad_name(&entry.name).is_some() || k == 0 || Some(entry.sums.bytes) != sums_bytes(k, entry.collect) {
+        if bad_name(&entry.name).is_some() || k == 0 || Some(entry.sums.bytes) != sums_bytes(k, entry.collect)
+        {
             return Err(wrong("its sums do not fit its channels"));
         }
         let sums = section_bytes(bytes, &entry.sums);

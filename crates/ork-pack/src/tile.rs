@@ -118,7 +118,10 @@ pub fn tile_i4a8(
 }
 
 /// Tiles with one encoder per thread: it fills the codes of an output channel and gives its scale.
-fn tile<T, E>(layout: &WeightLayout, encoder: impl Fn() -> E + Sync) -> Result<(Vec<u8>, Vec<Scale>), TileError>
+fn tile<T, E>(
+    layout: &WeightLayout,
+    encoder: impl Fn() -> E + Sync,
+) -> Result<(Vec<u8>, Vec<Scale>), TileError>
 where
     T: Element,
     E: FnMut(usize, &mut [T]) -> Result<Scale, TileError>,

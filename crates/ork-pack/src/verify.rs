@@ -36,8 +36,11 @@ pub struct Verification {
 /// Reads every byte of a pack: hashes of all sections, zeros between them, and what the numbers mean (scales, bases). The
 /// headers were checked when the pack was opened. Tensors in parallel.
 pub fn verify(pack: &Pack) -> Verification {
-    let pairs: Vec<(&Part, &TensorEntry)> =
-        pack.parts().iter().flat_map(|part| part.header.tensors.iter().map(move |entry| (part, entry))).collect();
+    let pairs: Vec<(&Part, &TensorEntry)> = pack
+        .parts()
+        .iter()
+        .flat_map(|part| part.header.tensors.iter().map(move |entry| (part, entry)))
+        .collect();
     let mut damages: Vec<Damage> =
         pairs.par_iter().flat_map_iter(|(part, entry)| damages_of(part, entry)).collect();
     for tensor in pack.tensors() {
@@ -61,11 +64,19 @@ fn damages_of(part: &Part, entry: &TensorEntry) -> Vec<Damage> {
     };
     for (kind, section) in ["data", "scales", "smoothing"].iter().zip(entry.sections()) {
         if Hash::of(section_bytes(part.bytes(), section)) != section.hash {
-            damage(section.offset, section.bytes, format!("the {kind} of `{}` have another checksum", entry.name));
+            damage(
+                section.offset,
+                section.bytes,
+                format!("the {kind} of `{}` have another checksum", entry.name),
+            );
         }
         let padding = section.padding();
         if section_bytes(part.bytes(), &padding).iter().any(|byte| *byte != 0) {
-            damage(padding.offset, padding.bytes, format!("the padding behind the {kind} of `{}` is not zero", entry.name));
+            damage(
+                padding.offset,
+                padding.bytes,
+                format!("the padding behind the {kind} of `{}` is not zero", entry.name),
+            );
         }
     }
     damages

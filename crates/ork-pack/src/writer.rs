@@ -17,7 +17,9 @@ use zerocopy::IntoBytes;
 
 use crate::census::census_of;
 use crate::container::{HEADER_BYTES_MAX, PAGE, Section, first_page};
-use crate::header::{PackPlan, PartEntry, PartHeader, Request, TensorEntry, TensorLayout, bad_name, bad_shape};
+use crate::header::{
+    PackPlan, PartEntry, PartHeader, Request, TensorEntry, TensorLayout, bad_name, bad_shape,
+};
 use crate::journal::{Journal, Record};
 use crate::reader::PACK;
 use crate::{Hash, PackError};
@@ -116,7 +118,7 @@ impl PackWriter {
         }
         let part = entries.last().map_or(0, |(part, _)| *part);
         let own = entries.iter().filter(|(of, _)| *of == part).map(|(_, entry)| entry);
-        let next = own.clone().last().and_then(end_of).unwrap_or(PAGE);
+        let next = own.clone().next_back().and_then(end_of).unwrap_or(PAGE);
         let entry_bytes = own.map(json_bytes).sum();
         let partial = partial_path(path, part);
         let file = if sealed.is_some() {
@@ -156,7 +158,10 @@ impl PackWriter {
     /// [`PackError::Tensor`] if none is due or it is not what was asked, [`PackError::Io`].
     pub fn write(&mut self, tensor: &NewTensor<'_>) -> Result<(), PackError> {
         let Some(request) = self.plan.tensors.get(self.entries.len()) else {
-            return Err(PackError::Tensor { name: String::new(), what: "the plan has no more tensors".to_owned() });
+            return Err(PackError::Tensor {
+                name: String::new(),
+                what: "the plan has no more tensors".to_owned(),
+            });
         };
         let smoothing = tensor.basis.steps().iter().find_map(|step| match step {
             Step::Smooth(factors) => Some(floats(factors)),
@@ -262,7 +267,8 @@ impl PackWriter {
                 let what = format!("the plan's header of {} bytes exceeds {HEADER_BYTES_MAX}", header.len());
                 return Err(PackError::Tensor { name: String::new(), what });
             }
-            let file = OpenOptions::new().write(true).open(&partial).map_err(PackError::io("open", &partial))?;
+            let file =
+                OpenOptions::new().write(true).open(&partial).map_err(PackError::io("open", &partial))?;
             let page = first_page(PACK, (part, count), offset, &header, set);
             file.write_all_at(&header, offset)
                 .and_then(|()| file.write_all_at(&page, 0))
