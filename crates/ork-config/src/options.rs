@@ -178,6 +178,7 @@ pub const OPTIONS: &[OptionDef] = &[
     keyed("device.emulated.sim.silicon.stage_width", "wide|saturate32", "Open point: width of integers between the output stages"),
     keyed("device.emulated.sim.silicon.precision_mixing", "harmless|int4-needs-reset", "Open point: int4 beside other precisions without a reset"),
     keyed("driver.completion", "auto|seed", "How the end of a product on the NPU is known: by the kernel's word where that is enough, or by a seed"),
+    keyed("driver.verify", "off|product", "Check each row of int8 products on the CPU, for a small part of their cost"),
     keyed("driver.plan.cores", "N", "Cores that plans use; 0 for all in use"),
     keyed("driver.plan.scratch_bytes_max", "BYTES", "Largest feature or output buffer; larger products run in passes"),
     keyed("driver.plan.rules", "[\"NAME\", ...]", "Tiling rules to use instead of the default ones"),

@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ork_device::{Device, DeviceError, DmaBuffer, DomainId};
+use ork_device::{Device, DeviceError, DmaBuffer, DomainId, EventKind};
 use ork_isa::soc::{RK3588, Soc};
 use ork_layout::{FeatureLayout, Format, OutputLayout, WeightLayout};
 use ork_plan::{Datapath, Decision, Plan, PlanOptions, Problem, Transition, decide};
@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
 use crate::DriverError;
-use crate::accumulate::{dequantise_output_row, sum_output_row};
+use crate::accumulate::{dequantise_output_row, sum_output_row, widened_row};
+use crate::check::{FirstWrong, VerifyMode};
 use crate::counters::DriverCounters;
 use crate::datapath::DatapathGate;
 use crate::execution::{Bound, CompletionMode, Here, KnownCells, Pool};
@@ -24,6 +25,8 @@ use crate::weight::{Weight, weight_layout_of};
 
 /// Largest K whose int8 products always sum up within 32 bits: `131071 * 128 * 128 < 2^31`.
 pub(crate) const NARROW_SUM_K_MAX: usize = 131_071;
+/// Computations of a product before a wrong one is an error.
+const WRONG_PRODUCTS_MAX: u32 = 3;
 /// Plans kept before all are forgotten: every weight at a few row counts, with room to spare.
 const PLANS_MAX: usize = 4096;
 
@@ -35,6 +38,8 @@ pub struct DriverOptions {
     pub plan: PlanOptions,
     /// How the end of a product on the NPU is known.
     pub completion: CompletionMode,
+    /// Whether products are checked on the CPU.
+    pub verify: VerifyMode,
 }
 
 /// One activation for several weights with the same K: it is quantised and laid out once.
@@ -56,7 +61,7 @@ pub struct Driver {
     plans: Mutex<HashMap<Problem, Arc<Plan>>>,
     verdicts: Mutex<HashMap<(usize, usize), Verdict>>,
     pub(crate) counters: Mutex<DriverCounters>,
-    options: DriverOptions,
+    pub(crate) options: DriverOptions,
     soc: Soc,
     pub(crate) device: Arc<Device>,
 }
@@ -169,7 +174,7 @@ impl Driver {
         rows: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> Result<Weight, DriverError> {
         let layout = self.layout(name, Format::INT8_INT32, k, n)?;
-        self.count_weight(Weight::from_f32(&self.device, layout, name, rows)?)
+        self.count_weight(Weight::from_f32((&self.device, self.options.verify), layout, name, rows)?)
     }
 
     /// Uploads a weight whose rows are int8 already; all scales are 1.
@@ -218,42 +223,63 @@ impl Driver {
         let mut engine = self.engine.lock();
         let mut loaded = Loaded::default();
         for (weight, out) in &mut group.parts {
-            let (k, n) = (weight.k(), weight.n());
-            let x = group.x;
-            self.run(
-                &mut engine,
-                Job { weight, m, stage: OutputStage::Plain },
-                &mut loaded,
-                |features, m0, host, scales| {
-                    let rows = features.rows() as usize;
-                    quantise_rows(features, &x[m0 * k..][..rows * k], host, scales).map_err(
-                        |(row, source)| {
-                            let source = source.in_row(m0 + row);
-                            DriverError::Activation { name: weight.name().to_owned(), source }
-                        },
-                    )
-                },
-                |outputs, m0, surfaces, scales| {
-                    let rows = outputs.rows() as usize;
-                    out[m0 * n..][..rows * n].par_chunks_mut(n).zip(scales).enumerate().for_each_init(
-                        Vec::new,
-                        |sums, (row, (target, scale))| {
-                            let row = row as u32;
-                            dequantise_output_row(
-                                outputs,
-                                surfaces,
-                                row,
-                                *scale,
-                                weight.scales(),
-                                sums,
-                                target,
-                            );
-                        },
-                    );
-                },
-            )?;
+            for attempt in 1.. {
+                let Some(row) = self.part(&mut engine, &mut loaded, weight, m, group.x, out)? else { break };
+                self.wrong_product(weight, m, row, attempt)?;
+                // The features are laid out and made visible again, too.
+                loaded = Loaded::default();
+            }
         }
         Ok(())
+    }
+
+    /// One weight of a group; gives the first row that is wrong, if products are checked.
+    fn part(
+        &self,
+        engine: &mut Engine,
+        loaded: &mut Loaded,
+        weight: &Weight,
+        m: usize,
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<Option<usize>, DriverError> {
+        let (k, n) = (weight.k(), weight.n());
+        let wrong = FirstWrong::none();
+        self.run(
+            engine,
+            Job { weight, m, stage: OutputStage::Plain },
+            loaded,
+            |features, m0, host, scales| {
+                let rows = features.rows() as usize;
+                quantise_rows(features, &x[m0 * k..][..rows * k], host, scales).map_err(|(row, source)| {
+                    let source = source.in_row(m0 + row);
+                    DriverError::Activation { name: weight.name().to_owned(), source }
+                })
+            },
+            |outputs, m0, surfaces, scales| {
+                let rows = outputs.rows() as usize;
+                if let Some(check) = weight.check() {
+                    x[m0 * k..][..rows * k].par_chunks(k).enumerate().for_each_init(
+                        || vec![0_i8; k],
+                        |codes, (row, x)| {
+                            let sums = widened_row::<i32, i64>(outputs, surfaces, row as u32);
+                            // What could be quantised once can be again.
+                            if quantise_row(x, codes).is_err() || !check.holds(codes, &sums) {
+                                wrong.note(m0 + row);
+                            }
+                        },
+                    );
+                }
+                out[m0 * n..][..rows * n].par_chunks_mut(n).zip(scales).enumerate().for_each_init(
+                    Vec::new,
+                    |sums, (row, (target, scale))| {
+                        let row = row as u32;
+                        dequantise_output_row(outputs, surfaces, row, *scale, weight.scales(), sums, target);
+                    },
+                );
+            },
+        )?;
+        Ok(wrong.row())
     }
 
     /// The exact int32 product of int8 rows `a` (`m` x K) with a weight, without any scale.
@@ -270,7 +296,24 @@ impl Driver {
         if weight.k() > NARROW_SUM_K_MAX {
             return Err(DriverError::WideSum { k: weight.k() });
         }
-        self.multiply(weight, m, a, out, OutputStage::Plain, sum_output_row)
+        for attempt in 1.. {
+            self.multiply(weight, m, a, out, OutputStage::Plain, sum_output_row)?;
+            let Some(check) = weight.check() else { break };
+            let (rows, results) = (a.chunks_exact(weight.k()), out.chunks_exact(weight.n()));
+            let Some(row) = rows.zip(results).position(|(a, c)| !check.holds(a, c)) else { break };
+            self.wrong_product(weight, m, row, attempt)?;
+        }
+        Ok(())
+    }
+
+    /// Counts a product that came out wrong; an error unless it may be computed again.
+    fn wrong_product(&self, weight: &Weight, m: usize, row: usize, attempt: u32) -> Result<(), DriverError> {
+        if self.device.may_recover() && attempt < WRONG_PRODUCTS_MAX {
+            self.device.note(None, EventKind::WrongProduct);
+            return Ok(());
+        }
+        let (name, k, n) = (weight.name().to_owned(), weight.k(), weight.n());
+        Err(DriverError::WrongProduct { name, m, k, n, row, attempt })
     }
 
     /// The plan for `m` rows; one that does not fold if it must not.

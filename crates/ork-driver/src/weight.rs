@@ -7,6 +7,7 @@ use ork_quant::{QuantError, Scale, quantise_row};
 use rayon::prelude::*;
 
 use crate::DriverError;
+use crate::check::{ProductCheck, VerifyMode};
 
 /// A weight in device memory: tiled, with one scale per output channel. Dropping it frees the memory.
 ///
@@ -18,6 +19,7 @@ pub struct Weight {
     layout: WeightLayout,
     scales: Vec<Scale>,
     buffer: ResidentBuffer,
+    check: Option<ProductCheck>,
 }
 
 /// Gives one output channel of a weight; see [`crate::Driver::load`].
@@ -62,20 +64,25 @@ impl Weight {
         &self.scales
     }
 
+    /// What checks its products, if they are to be checked.
+    pub(crate) fn check(&self) -> Option<&ProductCheck> {
+        self.check.as_ref()
+    }
+
     pub(crate) fn buffer(&self) -> &ResidentBuffer {
         &self.buffer
     }
 
     /// Quantises f32 rows per output channel and uploads them.
     pub(crate) fn from_f32(
-        device: &Device,
+        (device, verify): (&Device, VerifyMode),
         layout: WeightLayout,
         name: &str,
         rows: Rows<'_, f32>,
     ) -> Result<Self, DriverError> {
         let k = layout.k() as usize;
         Self::pack(
-            device,
+            (device, verify),
             layout,
             name,
             |row| {
@@ -91,14 +98,14 @@ impl Weight {
 
     /// Uploads rows as they are; their scales are 1.
     pub(crate) fn from_elements<T: Element>(
-        device: &Device,
+        (device, verify): (&Device, VerifyMode),
         layout: WeightLayout,
         name: &str,
         rows: Rows<'_, T>,
     ) -> Result<Self, DriverError> {
         let one = Scale::new(1.0).expect("1 is a scale");
         Self::pack(
-            device,
+            (device, verify),
             layout,
             name,
             |row| {
@@ -114,7 +121,7 @@ impl Weight {
     /// Packs kernel groups in parallel. `encoder` makes one encoder per thread: it fills the elements of an output
     /// channel and gives its scale.
     fn pack<'r, T, C: Element, E>(
-        device: &Device,
+        (device, verify): (&Device, VerifyMode),
         layout: WeightLayout,
         name: &str,
         encoder: impl Fn(Rows<'r, T>) -> E + Sync,
@@ -150,7 +157,11 @@ impl Weight {
             .map_err(|source| DriverError::Weight { name: name.to_owned(), source })?;
 
         buffer.flush(0..bytes).map_err(hold)?;
-        Ok(Self { name: name.to_owned(), layout, scales: scales.concat(), buffer: buffer.unmap_host() })
+        let check = match verify {
+            VerifyMode::Off => None,
+            VerifyMode::Product => ProductCheck::of_packed(&layout, buffer.host()),
+        };
+        Ok(Self { name: name.to_owned(), layout, scales: scales.concat(), buffer: buffer.unmap_host(), check })
     }
 }
 
