@@ -5,7 +5,7 @@
 //!   at any time and continues; a half-written file never loads.
 //! - [`Pack`] maps one. It refuses, naming both sides, what belongs to another version, SoC, layout or model.
 //! - [`verify`], [`info`], [`diff`] and [`census`] answer questions about packs as data; nothing here prints.
-//! - [`tile_w8a8`] and [`tile_i4a8`] turn rows of weights into the bytes of a tensor.
+//! - [`tile_w8a8`], [`tile_i4a8`] and [`tile_codes`] turn rows of weights into the bytes of a tensor.
 //! - [`save_statistics`] and [`load_statistics`] keep calibration between runs; [`Imatrix`] reads what llama.cpp's tool
 //!   wrote.
 //!
@@ -42,6 +42,6 @@ pub use info::{Info, SchemeTotal, info};
 pub use reader::{Expected, Pack, Tensor, VERSION};
 pub use source::{SourceId, SourceSample};
 pub use statistics::{STATISTICS_VERSION, load_statistics, parse_statistics, save_statistics};
-pub use tile::{TileError, TiledWeight, tile_i4a8, tile_w8a8};
+pub use tile::{TileError, TiledWeight, tile_codes, tile_i4a8, tile_w8a8};
 pub use verify::{Damage, Verification, verify};
 pub use writer::{NewTensor, PackWriter, PackWritten, WriteOptions};

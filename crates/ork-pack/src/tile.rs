@@ -117,6 +117,23 @@ pub fn tile_i4a8(
     Ok(TiledWeight { data, scales, layout: layout.into() })
 }
 
+/// Tiles codes that are there already, K of each output channel one after the other: native int4 as GPTQ gives it.
+///
+/// # Panics
+/// If there are not K x N codes, or the layout is one of other elements.
+pub fn tile_codes<T: Element>(layout: &WeightLayout, codes: &[T]) -> Vec<u8> {
+    let (k, n) = (layout.k() as usize, layout.n() as usize);
+    assert_eq!(codes.len(), k * n, "K codes of N output channels");
+    let mut data = vec![0u8; usize::try_from(layout.bytes()).unwrap_or(usize::MAX)];
+    layout.kernel_groups_mut(&mut data).into_par_iter().for_each(|mut group| {
+        let columns = group.columns();
+        let rows = &codes[columns.start as usize * k..columns.end as usize * k];
+        let channels: Vec<&[T]> = rows.chunks_exact(k).collect();
+        group.pack(&channels);
+    });
+    data
+}
+
 /// Tiles with one encoder per thread: it fills the codes of an output channel and gives its scale.
 fn tile<T, E>(
     layout: &WeightLayout,

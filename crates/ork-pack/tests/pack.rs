@@ -91,6 +91,14 @@ fn tiles_hold_the_codes() {
         layout.unpack_channel(n as u32, &weight.data, &mut back);
         assert_eq!((back, weight.scales[n]), (codes, scale), "channel {n}");
     }
+    let codes: Vec<i8> = (0..70)
+        .flat_map(|n| {
+            let mut codes = vec![0i8; 150];
+            quantise_row(&row(n), &mut codes).unwrap();
+            codes
+        })
+        .collect();
+    assert_eq!(ork_pack::tile_codes(&layout, &codes), weight.data);
     // Stored int4 inflates to tiles whose padding is zero, also where the nibble of zero is 7.
     for codebook in [Codebook::Uniform, Codebook::Nf4] {
         for method in [ork_quant::Method::Nearest, ork_quant::Method::Stochastic] {

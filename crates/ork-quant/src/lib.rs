@@ -11,7 +11,7 @@
 //! 1. A [`Basis`] for both operands: [`Step::Smooth`] ([`smoothing`], alpha 0.5), [`Step::Signs`],
 //!    [`Step::Rotate`]. Rotation is *the* lever (it divides perplexity by 11; every other step by 1.3 to 1.5).
 //! 2. [`Hessian::in_basis`] of the calibration [`TensorStatistics`], and a [`Factor`] of it.
-//! 3. [`Factor::quantise`] (GPTQ) with the self-tuning clip search.
+//! 3. [`Factor::quantise`] (GPTQ) with the self-tuning clip search, or [`quantise_native_rows`] without a Hessian.
 //! 4. [`promote`]: int8 for some layers, within a budget of bits.
 //!
 //! What measured null or negative elsewhere is not offered, and is written down so that nobody tries it twice without a
@@ -111,7 +111,9 @@ pub use codebook::{Codebook, NF4_INT8, NF4_LEVELS, Rounding};
 pub use error::QuantError;
 pub use gptq::{CALIBRATION_ROWS, DAMPING, Factor, GptqError, NativeClip, NativeRows};
 pub use kernels::{Kernels, dequantise_row, dequantise_row_i64, quantise_row};
-pub use native::{ACTIVATION_CLIPS, quantise_native_activation, quantise_native_weight};
+pub use native::{
+    ACTIVATION_CLIPS, quantise_native_activation, quantise_native_rows, quantise_native_weight,
+};
 pub use o4n1::{BlobError, O4N1_MAGIC, O4N1_VERSION, StoredWeight};
 pub use promotion::{BITS_PER_WEIGHT, Prior, Promotion, TensorSize, promote, transitions};
 pub use scale::{CODE_MAX, Scale};

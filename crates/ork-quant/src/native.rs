@@ -4,6 +4,7 @@
 //! Both rows must have gone through the same [`crate::Basis`] before, each through its own side.
 
 use crate::clip::{ClipReport, search_clip};
+use crate::gptq::NativeRows;
 use crate::kernels::finite_abs_max;
 use crate::real::{code_of, rint, rint_f32};
 use crate::wide::wide;
@@ -39,6 +40,25 @@ pub fn quantise_native_weight(
         *code = rint((w / f64::from(scale.get())).clamp(-8.0, 7.0)) as i8;
     }
     Ok(scale)
+}
+
+/// [`quantise_native_weight`] for some output channels: what [`crate::Factor::quantise`] gives without a Hessian. `rows`
+/// holds K weights each; one scale per row.
+///
+/// # Errors
+/// [`QuantError::NonFinite`] at the first NaN or infinity, with its row.
+///
+/// # Panics
+/// If K is 0 or the weights are not whole rows.
+pub fn quantise_native_rows(rows: &[f32], k: usize) -> Result<NativeRows, QuantError> {
+    assert!(k > 0 && rows.len().is_multiple_of(k), "whole rows of {k} weights");
+    let mut found =
+        NativeRows { codes: vec![0; rows.len()], scales: Vec::new(), report: ClipReport::default() };
+    for (row, (weights, codes)) in rows.chunks_exact(k).zip(found.codes.chunks_exact_mut(k)).enumerate() {
+        let scale = quantise_native_weight(weights, codes, &mut found.report);
+        found.scales.push(scale.map_err(|error| error.in_row(row))?);
+    }
+    Ok(found)
 }
 
 /// Quantises one activation row at the best of [`ACTIVATION_CLIPS`]: least squared error, the first of equals.

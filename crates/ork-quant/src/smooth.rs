@@ -13,7 +13,7 @@ pub const SMOOTH_ALPHA: f64 = 0.5;
 /// The channel factors s: weights are multiplied by them, activations divided.
 ///
 /// `mean_squares[k]` is the mean square of activation channel k over the calibration rows; `weight_max[k]` the largest
-/// |W[n][k]| over the output channels — of all weights that share these activations, if they are to share the basis.
+/// `|W[n][k]|` over the output channels: of all weights that share these activations, if they are to share the basis.
 /// s = mean_square^(alpha/2) / weight_max^(1 − alpha), 1 where either is 0, then divided by the geometric mean of all.
 ///
 /// # Errors

@@ -5,7 +5,7 @@
 use nalgebra::DMatrix;
 use ork_quant::{
     Basis, ClipReport, Collect, Factor, GptqError, Hessian, NativeClip, NativeRows, Scale, Step,
-    TensorStatistics, quantise_native_weight, search_clip,
+    TensorStatistics, quantise_native_rows, quantise_native_weight, search_clip,
 };
 use ork_testkit::Stream;
 
@@ -97,6 +97,23 @@ fn a_plain_hessian_gives_rounding_to_nearest() {
         assert_eq!(found.codes, wanted.codes);
         assert_eq!(found.scales, wanted.scales);
     }
+}
+
+#[test]
+fn rows_without_a_hessian_are_rows_one_by_one() {
+    let k = 130;
+    let mut weights = Stream::new(15).f32s_unit(4 * k);
+    weights[k..2 * k].fill(0.0);
+    let found = quantise_native_rows(&weights, k).unwrap();
+    let mut report = ClipReport::default();
+    for (index, row) in weights.chunks_exact(k).enumerate() {
+        let mut codes = vec![0; k];
+        let scale = quantise_native_weight(row, &mut codes, &mut report).unwrap();
+        assert_eq!((&found.codes[index * k..][..k], found.scales[index]), (&codes[..], scale));
+    }
+    assert_eq!((found.report, found.report.rows, found.scales[1]), (report, 3, Scale::ZERO));
+    weights[2 * k + 3] = f32::INFINITY;
+    assert!(quantise_native_rows(&weights, k).unwrap_err().to_string().contains("row 2"));
 }
 
 #[test]
