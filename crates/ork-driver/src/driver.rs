@@ -20,6 +20,7 @@ use crate::check::{FirstWrong, VerifyMode};
 use crate::counters::DriverCounters;
 use crate::datapath::DatapathGate;
 use crate::execution::{Bound, CompletionMode, Here, KnownCells, Pool};
+use crate::residency::{Residency, ResidencyCounters, ResidencyOptions};
 use crate::scratch::Scratches;
 use crate::weight::{Weight, weight_layout_of};
 
@@ -40,6 +41,8 @@ pub struct DriverOptions {
     pub completion: CompletionMode,
     /// Whether products are checked on the CPU.
     pub verify: VerifyMode,
+    /// Which weights are brought into device memory when they are used.
+    pub residency: ResidencyOptions,
 }
 
 /// One activation for several weights with the same K: it is quantised and laid out once.
@@ -63,6 +66,7 @@ pub struct Driver {
     pub(crate) counters: Mutex<DriverCounters>,
     pub(crate) options: DriverOptions,
     soc: Soc,
+    pub(crate) residency: Arc<Residency>,
     pub(crate) device: Arc<Device>,
 }
 
@@ -110,6 +114,10 @@ impl Driver {
         let mut options = options;
         // The device may have fewer cores than the chip; a plan for more could not run.
         options.plan.cores = if options.plan.cores == 0 { cores } else { options.plan.cores.min(cores) };
+        let device = Arc::new(device);
+        let residency = Residency::new(&device, &options.residency)
+            .map_err(|source| DriverError::Residency { source })?
+            .with_prefetch();
         Ok(Self {
             engine: Mutex::new(Engine {
                 buffers: Scratches::new(cores),
@@ -122,7 +130,8 @@ impl Driver {
             counters: Mutex::default(),
             options,
             soc: RK3588,
-            device: Arc::new(device),
+            residency: Arc::new(residency),
+            device,
         })
     }
 
@@ -136,6 +145,12 @@ impl Driver {
     #[must_use]
     pub fn counters(&self) -> DriverCounters {
         *self.counters.lock()
+    }
+
+    /// What streaming did.
+    #[must_use]
+    pub fn residency(&self) -> ResidencyCounters {
+        self.residency.counters()
     }
 
     /// Can a K x N weight be held and multiplied by one row as well as by many? The answer is kept.
@@ -174,7 +189,7 @@ impl Driver {
         rows: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> Result<Weight, DriverError> {
         let layout = self.layout(name, Format::INT8_INT32, k, n)?;
-        self.count_weight(Weight::from_f32((&self.device, self.options.verify), layout, name, rows)?)
+        self.count_weight(Weight::from_f32((&self.residency, self.options.verify), layout, name, rows)?)
     }
 
     /// Uploads a weight whose rows are int8 already; all scales are 1.
@@ -377,7 +392,9 @@ impl Driver {
             }
         };
         let extents = plan.extents();
-        let domain = weight.buffer().domain();
+        let pinned = weight.pin()?;
+        let weights = pinned.open();
+        let domain = weights.domain();
         let buffers = buffers.of(domain);
         let features =
             buffers.features.with_room(&self.device, extents.a_bytes).map_err(buffer_error("allocating"))?;
@@ -410,7 +427,7 @@ impl Driver {
                 let regcmd = &mut *regcmds[usize::from(chain.core)];
                 let bindings = Bindings {
                     a: bind(features),
-                    b: Binding { iova: weight.buffer().iova(), len: weight.buffer().len() },
+                    b: Binding { iova: weights.iova(), len: weights.len() },
                     c: bind(outputs),
                     regcmd: bind(regcmd),
                 };
@@ -428,7 +445,7 @@ impl Driver {
                 let bound = Bound {
                     features: &*features,
                     features_live: 0..shape.features.bytes(),
-                    weights: weight.buffer(),
+                    weights: weights.input(weight.device_bytes()),
                     outputs: &mut *outputs,
                     regcmds: &mut regcmds,
                     programs: &chains,

@@ -163,6 +163,12 @@ pub enum DriverError {
         /// The largest magnitude of a product.
         largest: u64,
     },
+    /// The device cannot hold weights as the options ask for.
+    #[error("option driver.residency cannot be met")]
+    Residency {
+        /// Why.
+        source: DeviceError,
+    },
     /// The worker threads could not be started.
     #[error("cannot start a thread for each NPU core: {0}")]
     Threads(String),

@@ -27,6 +27,7 @@ mod error;
 mod execution;
 mod fault_run;
 mod product;
+mod residency;
 mod scratch;
 mod weight;
 
@@ -37,4 +38,5 @@ pub use error::DriverError;
 pub use execution::CompletionMode;
 pub use fault_run::{FaultRun, FaultRunError, FaultTally, fault_run, is_accounted_for};
 pub use product::{Operands, Requantise, Values};
+pub use residency::{ResidencyCounters, ResidencyOptions, StreamBacking, StreamMode};
 pub use weight::Weight;
