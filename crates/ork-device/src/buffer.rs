@@ -10,7 +10,7 @@ use ork_isa::Iova;
 use ork_rknpu::uapi::RknpuTask;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::counters::add;
 use crate::error::DeviceError;
@@ -105,9 +105,9 @@ impl Slab {
         device.check_open()?;
         let call = |doing: &str, source| DeviceError::Call { doing: doing.to_owned(), source };
         let file = |doing| move |source| call("cannot import a dma-buf", KernelError::File { doing, source });
-        let own = fd.try_clone_to_owned().map_err(|error| {
-            file("cannot keep its descriptor")(ork_drm::Errno::from_io(&error))
-        })?;
+        let own = fd
+            .try_clone_to_owned()
+            .map_err(|error| file("cannot keep its descriptor")(ork_drm::Errno::from_io(&error)))?;
         let len = device.files.size(own.as_raw_fd()).map_err(file("cannot ask for its size"))?;
         if len == 0 || len > WINDOW_BYTES {
             return Err(DeviceError::Length { len });
@@ -117,8 +117,9 @@ impl Slab {
             let _used = device.enter(domain)?;
             device.kernel.import(own.as_raw_fd(), domain)
         };
-        let object = object
-            .map_err(|source| call(&format!("cannot import a dma-buf of {len} bytes into domain {domain}"), source))?;
+        let object = object.map_err(|source| {
+            call(&format!("cannot import a dma-buf of {len} bytes into domain {domain}"), source)
+        })?;
         add(&device.counters.buffers_imported, 1);
         Self::own(device, object, len, domain, Purpose::Data, Some(own))
     }
@@ -422,11 +423,18 @@ impl DmaBuffer {
         Arc::ptr_eq(&self.region.slab.device, device)
     }
 
-    /// Fills the head of the buffer with task descriptors; there must be room.
-    pub(crate) fn write_tasks(&mut self, tasks: impl Iterator<Item = RknpuTask>) {
+    /// Fills the head of the buffer with task descriptors; there must be room. Whether they differ from those that were
+    /// there, but for what the kernel writes into them.
+    pub(crate) fn write_tasks(&mut self, tasks: impl Iterator<Item = RknpuTask>) -> bool {
+        let mut changed = false;
         for (place, task) in self.host_mut().chunks_exact_mut(size_of::<RknpuTask>()).zip(tasks) {
-            place.copy_from_slice(task.as_bytes());
+            let old = RknpuTask::read_from_bytes(place).map(|old| RknpuTask { int_status: 0, ..old });
+            if old != Ok(task) {
+                place.copy_from_slice(task.as_bytes());
+                changed = true;
+            }
         }
+        changed
     }
 }
 

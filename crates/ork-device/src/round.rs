@@ -141,7 +141,9 @@ impl Round<'_> {
             let core = chain.submission.core;
             if chain.writes.len() != chain.submission.tasks.len() {
                 let (cells, programs) = (chain.writes.len(), chain.submission.tasks.len());
-                return wrong(format!("{cells} descriptions of output for {programs} programs on core {core}"));
+                return wrong(format!(
+                    "{cells} descriptions of output for {programs} programs on core {core}"
+                ));
             }
             let mut cells = chain.writes.iter().flatten();
             if let Some(cells) = cells.find(|cells| !cells.fits(self.output.len())) {

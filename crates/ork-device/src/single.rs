@@ -174,7 +174,9 @@ impl Device {
                 let elapsed = self.elapsed(ns);
                 Ok(Completed { core, tasks, elapsed, findings: self.objections(findings) })
             }
-            Ok(Ended::Done { tasks: tasks_done, .. }) => Err(SubmitError::Dropped { core, tasks_done, tasks }),
+            Ok(Ended::Done { tasks: tasks_done, .. }) => {
+                Err(SubmitError::Dropped { core, tasks_done, tasks })
+            }
             Ok(Ended::TimedOut { tasks: tasks_done }) => {
                 let timeout_ms = submission.timeout_ms.unwrap_or(self.timeout_ms);
                 Err(SubmitError::TimedOut { core, tasks_done, tasks, timeout_ms, findings })
@@ -217,15 +219,16 @@ impl Device {
                 entry.into_mut()
             }
         };
-        array.write_tasks(submission.tasks.iter().map(|task| RknpuTask {
+        let tasks = submission.tasks.iter().map(|task| RknpuTask {
             enable_mask: task.enable_mask,
             int_mask: task.int_mask,
             int_clear: INT_CLEAR_ALL,
             regcfg_amount: task.body_words,
             regcmd_addr: u64::from(task.regcmd.0),
             ..RknpuTask::default()
-        }));
-        array.flush(0..bytes)
+        });
+        // The same programs again and again need no other descriptors.
+        if array.write_tasks(tasks) { array.flush(0..bytes) } else { Ok(()) }
     }
 }
 

@@ -89,7 +89,7 @@ pub enum DriverError {
         /// Columns.
         n: usize,
         /// What happened.
-        source: SubmitError,
+        source: Box<SubmitError>,
     },
     /// The check on the CPU says that the result is not the product of the operands.
     #[error("matmul {m}x{k}x{n} with {name}: row {row} is wrong, computed {attempt} times")]
@@ -165,6 +165,22 @@ pub enum DriverError {
         /// The largest magnitude of a product.
         largest: u64,
     },
+    /// A product that is to be written once does not fit one pass.
+    #[error(
+        "a product of {passes} passes cannot be kept as programs: its buffers would be larger than they may"
+    )]
+    NotOnePass {
+        /// Passes that it needs.
+        passes: u32,
+    },
+    /// A weight or a buffer does not fit programs that are there.
+    #[error("{name} does not fit the programs: {what}")]
+    Misfit {
+        /// The weight.
+        name: String,
+        /// What does not fit.
+        what: String,
+    },
     /// Two operations of a queue must not follow each other.
     #[error(transparent)]
     NoWay(NoWay),
@@ -182,7 +198,7 @@ pub enum DriverError {
         /// How many.
         operations: usize,
         /// What happened.
-        source: SubmitError,
+        source: Box<SubmitError>,
     },
     /// The device cannot hold weights as the options ask for.
     #[error("option driver.residency cannot be met")]

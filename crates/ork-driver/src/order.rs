@@ -105,8 +105,7 @@ impl Walk<'_> {
 pub(crate) fn fewest_resets(nodes: &[Node], start: DatapathState) -> Order {
     let given: Vec<usize> = (0..nodes.len()).collect();
     let own = resets(nodes, &given, start);
-    let mut walk =
-        Walk { nodes, done: vec![false; nodes.len()], order: Vec::new(), state: start, resets: 0 };
+    let mut walk = Walk { nodes, done: vec![false; nodes.len()], order: Vec::new(), state: start, resets: 0 };
     // One reset at a time, each with the same foresight.
     loop {
         walk.take_free();
@@ -159,7 +158,8 @@ mod tests {
 
     #[test]
     fn independent_operations_are_grouped_by_mode() {
-        let nodes: Vec<Node> = (0..40).map(|index| node(if index % 2 == 0 { Int4 } else { Int8 }, &[])).collect();
+        let nodes: Vec<Node> =
+            (0..40).map(|index| node(if index % 2 == 0 { Int4 } else { Int8 }, &[])).collect();
         let order = best(&nodes);
         assert_eq!(order.resets, 1, "int8 first, then one entry into int4");
         let given: Vec<usize> = (0..40).collect();
@@ -201,7 +201,11 @@ mod tests {
                 if let Some(mode) = start {
                     from.enter(mode);
                 }
-                assert_eq!(fewest_resets(&nodes, from).resets, brute_force(&nodes, from), "{nodes:?} from {start:?}");
+                assert_eq!(
+                    fewest_resets(&nodes, from).resets,
+                    brute_force(&nodes, from),
+                    "{nodes:?} from {start:?}"
+                );
             }
         }
     }

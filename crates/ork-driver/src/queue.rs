@@ -81,7 +81,14 @@ impl<'a> Queue<'a> {
     ///
     /// # Panics
     /// If `after` names an operation of another queue that this one does not have.
-    pub fn int8(&mut self, weight: &'a Weight, m: usize, a: &'a [i8], out: &'a mut [i32], after: &[OpId]) -> OpId {
+    pub fn int8(
+        &mut self,
+        weight: &'a Weight,
+        m: usize,
+        a: &'a [i8],
+        out: &'a mut [i32],
+        after: &[OpId],
+    ) -> OpId {
         self.push(weight, m, Operands::Int8 { a, out }, after)
     }
 
@@ -89,7 +96,14 @@ impl<'a> Queue<'a> {
     ///
     /// # Panics
     /// As [`Queue::int8`].
-    pub fn int4(&mut self, weight: &'a Weight, m: usize, a: &'a [Int4], out: &'a mut [i32], after: &[OpId]) -> OpId {
+    pub fn int4(
+        &mut self,
+        weight: &'a Weight,
+        m: usize,
+        a: &'a [Int4],
+        out: &'a mut [i32],
+        after: &[OpId],
+    ) -> OpId {
         self.push(weight, m, Operands::Int4 { a, out }, after)
     }
 
@@ -97,7 +111,14 @@ impl<'a> Queue<'a> {
     ///
     /// # Panics
     /// As [`Queue::int8`].
-    pub fn fp16(&mut self, weight: &'a Weight, m: usize, a: &'a [f16], out: &'a mut [f32], after: &[OpId]) -> OpId {
+    pub fn fp16(
+        &mut self,
+        weight: &'a Weight,
+        m: usize,
+        a: &'a [f16],
+        out: &'a mut [f32],
+        after: &[OpId],
+    ) -> OpId {
         self.push(weight, m, Operands::Fp16 { a, out }, after)
     }
 
@@ -116,7 +137,9 @@ impl Op<'_> {
 
     /// Whether the result passes the weight's check, if it has one.
     fn holds(&self) -> bool {
-        let (Some(check), Operands::Int8 { a, out }) = (self.weight.check(), &self.operands) else { return true };
+        let (Some(check), Operands::Int8 { a, out }) = (self.weight.check(), &self.operands) else {
+            return true;
+        };
         let mut rows = a.chunks_exact(self.weight.k()).zip(out.chunks_exact(self.weight.n()));
         rows.all(|(a, c)| check.holds(a, c))
     }
@@ -155,7 +178,8 @@ impl Driver {
             join(ops[pair[0]].operation(), ops[pair[1]].operation()).map_err(DriverError::NoWay)?;
         }
         let before = self.counters().resets;
-        let mut report = QueueReport { order: order.order.iter().map(|op| OpId(*op)).collect(), ..QueueReport::default() };
+        let mut report =
+            QueueReport { order: order.order.iter().map(|op| OpId(*op)).collect(), ..QueueReport::default() };
         let mut rest = &order.order[..];
         while let Some(first) = rest.first() {
             let mut engine = self.engine.lock();
@@ -184,22 +208,37 @@ impl Driver {
         let (weight, m) = (op.weight, op.m);
         match &mut op.operands {
             Operands::Int8 { a, out } => self.matmul_codes(weight, m, a, out),
-            Operands::Int4 { a, out } => {
-                self.multiply(weight, m, a, out, OutputStage::Plain, |outputs, surfaces, row, out: &mut [i32]| {
+            Operands::Int4 { a, out } => self.multiply(
+                weight,
+                m,
+                a,
+                out,
+                OutputStage::Plain,
+                |outputs, surfaces, row, out: &mut [i32]| {
                     out.copy_from_slice(&widened_row::<i16, i32>(outputs, surfaces, row));
-                })
-            }
-            Operands::Fp16 { a, out } => {
-                self.multiply(weight, m, a, out, OutputStage::Plain, |outputs, surfaces, row, out: &mut [f32]| {
+                },
+            ),
+            Operands::Fp16 { a, out } => self.multiply(
+                weight,
+                m,
+                a,
+                out,
+                OutputStage::Plain,
+                |outputs, surfaces, row, out: &mut [f32]| {
                     let sums = widened_row::<f32, f64>(outputs, surfaces, row);
                     out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum as f32);
-                })
-            }
+                },
+            ),
         }
     }
 
     /// The operations from the first on that can be one chain on each core.
-    fn batch(&self, engine: &mut Engine, ops: &[Op<'_>], rest: &[usize]) -> Result<Vec<Planned>, DriverError> {
+    fn batch(
+        &self,
+        engine: &mut Engine,
+        ops: &[Op<'_>],
+        rest: &[usize],
+    ) -> Result<Vec<Planned>, DriverError> {
         let mut batch: Vec<Planned> = Vec::new();
         let mut room = Room::default();
         for (place, index) in rest.iter().copied().enumerate() {
@@ -225,10 +264,16 @@ impl Driver {
     }
 
     /// Runs those of a batch whose weights are in the first one's address space; gives how many.
-    fn run_batch(&self, engine: &mut Engine, ops: &mut [Op<'_>], batch: &[Planned]) -> Result<usize, DriverError> {
+    fn run_batch(
+        &self,
+        engine: &mut Engine,
+        ops: &mut [Op<'_>],
+        batch: &[Planned],
+    ) -> Result<usize, DriverError> {
         let device = &self.device;
         let failed = |doing| move |source| DriverError::Batch { doing, source };
-        let pins = batch.iter().map(|planned| ops[planned.index].weight.pin()).collect::<Result<Vec<_>, _>>()?;
+        let pins =
+            batch.iter().map(|planned| ops[planned.index].weight.pin()).collect::<Result<Vec<_>, _>>()?;
         let weights: Vec<Weights<'_>> = pins.iter().map(Pinned::open).collect();
         let domain = weights[0].domain();
         // Weights of another address space are for another batch.
@@ -242,8 +287,10 @@ impl Driver {
             .features
             .with_room(device, last.a + last.plan.extents().a_bytes)
             .map_err(failed("allocating"))?;
-        let outputs =
-            buffers.outputs.with_room(device, last.c + last.plan.extents().c_bytes).map_err(failed("allocating"))?;
+        let outputs = buffers
+            .outputs
+            .with_room(device, last.c + last.plan.extents().c_bytes)
+            .map_err(failed("allocating"))?;
         for planned in batch {
             let op = &ops[planned.index];
             let Operands::Int8 { a, .. } = &op.operands else { continue };
@@ -258,7 +305,8 @@ impl Driver {
 
         let mut lanes: Vec<(Submission, LanePrograms<'_>)> = Vec::new();
         for (core, scratch) in (0_u8..).zip(&mut buffers.regcmds) {
-            let on_core = || batch.iter().zip(&weights).filter(|(planned, _)| planned.shape().chain(core).is_some());
+            let on_core =
+                || batch.iter().zip(&weights).filter(|(planned, _)| planned.shape().chain(core).is_some());
             let bytes: u64 = on_core().map(|(planned, _)| planned.regcmd_bytes(core)).sum();
             if bytes == 0 {
                 continue;
@@ -272,9 +320,8 @@ impl Driver {
                     c: part(outputs, planned.c),
                     regcmd: part(lane.regcmd, lane.end),
                 };
-                let programs = emit(planned.shape(), core, &bindings).map_err(|source| DriverError::Synth {
-                    name: ops[planned.index].weight.name().to_owned(),
-                    source,
+                let programs = emit(planned.shape(), core, &bindings).map_err(|source| {
+                    DriverError::Synth { name: ops[planned.index].weight.name().to_owned(), source }
                 })?;
                 lane.append(&programs, planned);
             }
@@ -286,7 +333,8 @@ impl Driver {
         let depth = batch.iter().map(|planned| planned.depth()).max().unwrap_or(0);
         let witness = witness_of(device, Format::INT8_INT32, depth, self.options.completion);
         let programs: usize = lanes.iter().map(|(submission, _)| submission.tasks().len()).sum();
-        let mut inputs: Vec<Input<'_>> = vec![Input::Host(features, 0..last.a + last.shape().features.bytes())];
+        let mut inputs: Vec<Input<'_>> =
+            vec![Input::Host(features, 0..last.a + last.shape().features.bytes())];
         inputs.extend(weights.iter().take(count).filter_map(|weights| weights.input(weights.len())));
         let live = 0..last.c + last.shape().outputs.bytes();
         let chains = lanes
@@ -305,7 +353,7 @@ impl Driver {
         let round = Round { chains, output: outputs, live, witness, inputs };
         let completed = device.run(round, &Pool(submitters)).map_err(|source| {
             datapath.failed();
-            DriverError::BatchSubmit { operations: count, source }
+            DriverError::BatchSubmit { operations: count, source: Box::new(source) }
         })?;
         if let Some(finding) = completed.iter().flat_map(|done| done.findings()).next() {
             let op = &ops[batch[0].index];

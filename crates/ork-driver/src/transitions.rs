@@ -61,8 +61,8 @@ const fn pair(first: Operation, second: Operation, chained: Known, separate: Kno
 
 use Known::{Nothing, Wedges, Works};
 use Operation::{
-    AddFp16, AddInt16, ExpInt16, Fp16Matmul, GeluInt8, GeluInt16, Int8Matmul, MulChannelsFp16, MulFp16, MulInt8,
-    MulInt16, SiluInt8, SiluInt16,
+    AddFp16, AddInt16, ExpInt16, Fp16Matmul, GeluInt8, GeluInt16, Int8Matmul, MulChannelsFp16, MulFp16,
+    MulInt8, MulInt16, SiluInt8, SiluInt16,
 };
 
 /// All ordered pairs of these were run as two submits without a reset, and all were right.
@@ -108,7 +108,9 @@ pub enum Join {
 
 /// An operation must not follow another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{second:?} must not follow {first:?}: it hangs as a submit of its own, and is not known to work in a chain")]
+#[error(
+    "{second:?} must not follow {first:?}: it hangs as a submit of its own, and is not known to work in a chain"
+)]
 pub struct NoWay {
     /// The operation that comes first.
     pub first: Operation,
@@ -164,8 +166,19 @@ mod tests {
         let chained = PAIRS.iter().filter(|pair| pair.chained == Works).count();
         assert_eq!(chained, 6);
         let all = [
-            Int8Matmul, Fp16Matmul, SiluInt8, SiluInt16, GeluInt8, GeluInt16, ExpInt16, MulInt8, MulInt16, MulFp16,
-            MulChannelsFp16, AddInt16, AddFp16,
+            Int8Matmul,
+            Fp16Matmul,
+            SiluInt8,
+            SiluInt16,
+            GeluInt8,
+            GeluInt16,
+            ExpInt16,
+            MulInt8,
+            MulInt16,
+            MulFp16,
+            MulChannelsFp16,
+            AddInt16,
+            AddFp16,
         ];
         let pairs = || all.iter().flat_map(|first| all.iter().map(|second| known(*first, *second)));
         assert_eq!(pairs().filter(|pair| pair.separate == Works).count(), 51);
@@ -175,7 +188,9 @@ mod tests {
     #[test]
     fn no_pair_is_listed_twice() {
         for (index, pair) in PAIRS.iter().enumerate() {
-            let again = PAIRS[index + 1..].iter().find(|other| other.first == pair.first && other.second == pair.second);
+            let again = PAIRS[index + 1..]
+                .iter()
+                .find(|other| other.first == pair.first && other.second == pair.second);
             assert_eq!(again, None);
         }
     }

@@ -102,7 +102,9 @@ fn precisions_are_grouped_and_resets_counted() {
     };
     let b4 = nibbles(1, 64 * 64);
     let w4 = driver
-        .load_elements::<Int4>("w4", Format::INT4_INT16, 64, 64, &|row, out| out.copy_from_slice(&b4[row * 64..][..64]))
+        .load_elements::<Int4>("w4", Format::INT4_INT16, 64, 64, &|row, out| {
+            out.copy_from_slice(&b4[row * 64..][..64])
+        })
         .unwrap();
     let a4: Vec<Vec<Int4>> = (0..4).map(|seed| nibbles(seed, 64)).collect();
     let mut out4 = vec![vec![0; 64]; 4];
@@ -111,7 +113,9 @@ fn precisions_are_grouped_and_resets_counted() {
     };
     let b16 = halves(2, 64 * 64);
     let w16 = driver
-        .load_elements::<f16>("w16", Format::FP16_FP32, 64, 64, &|row, out| out.copy_from_slice(&b16[row * 64..][..64]))
+        .load_elements::<f16>("w16", Format::FP16_FP32, 64, 64, &|row, out| {
+            out.copy_from_slice(&b16[row * 64..][..64])
+        })
         .unwrap();
     let a16 = halves(7, 64);
     let mut out16 = vec![0.0; 64];
