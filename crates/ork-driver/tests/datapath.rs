@@ -96,7 +96,7 @@ fn the_fold_waits_for_another_product_after_a_reset() {
     let (m, k, n) = (35, 3584, 1216);
     let ones = vec![1i8; n * k];
     let weight = driver.load_codes("w", k, n, &|_, out| out.fill(1)).unwrap();
-    let mut flushed = || {
+    let flushed = || {
         let before = driver.device().counters().bytes_flushed;
         let mut out = vec![0; m * n];
         driver.matmul_codes(&weight, m, &ones[..m * k], &mut out).unwrap();
