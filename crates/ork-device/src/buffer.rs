@@ -437,6 +437,21 @@ pub struct ResidentBuffer {
 }
 
 impl ResidentBuffer {
+    /// A dma-buf, with what the CPU wrote to it made visible: whoever wrote before the import could not do that.
+    pub(crate) fn import(
+        device: &Arc<Shared>,
+        domain: DomainId,
+        fd: BorrowedFd<'_>,
+    ) -> Result<Self, DeviceError> {
+        let slab = Arc::new(Slab::import(device, domain, fd)?);
+        let len = slab.len;
+        let maintained = slab.sync(0..len, Direction::ToDevice)?;
+        add(&device.counters.flushes, 1);
+        add(&device.counters.bytes_flushed, len);
+        add(&device.counters.bytes_maintained, maintained);
+        Ok(Self { region: Region { _room: None, slab, offset: 0, len } })
+    }
+
     /// Device address of the first byte.
     #[must_use]
     pub fn iova(&self) -> Iova {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
+use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ork_drm::{Files, HostFiles, OpenNode, RealNodes, Transport};
-use ork_emu::Board;
+use ork_emu::{Board, Fault};
 use parking_lot::Mutex;
 
 use crate::board_files::BoardFiles;
@@ -83,6 +84,10 @@ pub struct Device {
     pub(crate) cores: u8,
     /// Cores on which nothing completes any more.
     pub(crate) retired: [AtomicBool; CORES_MAX],
+    /// Jobs that had to be moved from each core since one completed there.
+    pub(crate) strikes: [AtomicU8; CORES_MAX],
+    /// Faults that the emulated board injected, by kind, as far as their findings were taken.
+    pub(crate) injected: Mutex<BTreeMap<Fault, u64>>,
     pub(crate) timeout_ms: u32,
     pub(crate) submit_mode: SubmitMode,
     pub(crate) may_recover: bool,
@@ -277,6 +282,8 @@ impl Device {
             description,
             cores: options.cores,
             retired: Default::default(),
+            strikes: Default::default(),
+            injected: Mutex::default(),
             timeout_ms: options.timeout_ms,
             submit_mode: options.submit,
             may_recover,
@@ -356,6 +363,15 @@ impl Device {
     #[must_use]
     pub fn events(&self) -> Vec<Event> {
         self.shared.events.newest()
+    }
+
+    /// How often the emulated board injected each fault. Findings that nobody took yet are taken by this call.
+    #[must_use]
+    pub fn injected_faults(&self) -> BTreeMap<Fault, u64> {
+        if let Some(board) = &self.board {
+            self.count_injected(&board.take_findings());
+        }
+        self.injected.lock().clone()
     }
 
     /// Counts an event that the caller found.

@@ -36,7 +36,9 @@ pub enum EventKind {
     Reaped,
     /// The NPU was reset on demand.
     Reset,
-    /// A core is not used any more.
+    /// A job that failed on one core again and again was given to another.
+    Moved,
+    /// A core is not used any more: two jobs after each other had to be moved from it.
     CoreRetired,
     /// A job was given up.
     GaveUp,
@@ -50,7 +52,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::LateLines,
         Self::Reread,
         Self::SecondSeed,
@@ -61,6 +63,7 @@ impl EventKind {
         Self::Resubmitted,
         Self::Reaped,
         Self::Reset,
+        Self::Moved,
         Self::CoreRetired,
         Self::GaveUp,
         Self::Halted,
@@ -79,6 +82,7 @@ impl EventKind {
                 | Self::Resubmitted
                 | Self::Reaped
                 | Self::Reset
+                | Self::Moved
                 | Self::CoreRetired
                 | Self::WrongProduct
         )
@@ -102,6 +106,7 @@ impl fmt::Display for EventKind {
             Self::Resubmitted => "job submitted again",
             Self::Reaped => "lost job reaped",
             Self::Reset => "reset",
+            Self::Moved => "job moved",
             Self::CoreRetired => "core retired",
             Self::GaveUp => "job given up",
             Self::Halted => "chain halted",

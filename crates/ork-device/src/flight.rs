@@ -17,13 +17,15 @@ use crate::kernel::{Ended, Feature, Fence, Fenced, KernelError, Word};
 use crate::proof::{Cells, Census, Reach, Seed, Verdict, frontier};
 use crate::recovery::{Ladder, Means, REFUSED_PAUSE, Step, Trouble};
 use crate::round::{Chain, Input, Method, Round, Witness, hull};
-use crate::single::{Said, Start, Taken, objections};
+use crate::single::{Said, Start, Taken};
 use crate::spread::Spread;
 use crate::submission::{Completed, Elapsed, Submission};
 
 /// First and longest pause between two looks at an output.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
+/// Jobs that must be moved from a core, one after the other, before it is given up.
+const STRIKES_MAX: u8 = 2;
 /// Longest wait inside the kernel before the clock is asked again.
 const KERNEL_WAIT_MAX: Duration = Duration::from_millis(20);
 
@@ -547,12 +549,13 @@ impl<'a> Flight<'a> {
                     tracing::warn!(%error, "cannot reset the NPU");
                 }
             }
-            Step::Retire => {
+            Step::Move => {
+                self.note(index, EventKind::Moved);
+                self.strike(index);
                 let old = self.lanes[index].core;
-                device.retired[usize::from(old)].store(true, Relaxed);
-                self.note(index, EventKind::CoreRetired);
-                tracing::warn!(core = old, "core given up: nothing completes on it");
-                self.lanes[index].core = device.core_for(old);
+                let other = (1..device.cores).map(|step| (old + step) % device.cores);
+                let healthy = { other }.find(|core| !device.is_retired(*core));
+                self.lanes[index].core = healthy.unwrap_or(old);
             }
             Step::Resubmit | Step::GiveUp => {}
         }
@@ -628,6 +631,16 @@ impl<'a> Flight<'a> {
         self.after_word(index, said)
     }
 
+    /// Two jobs after each other that do not end on a core are the core's fault.
+    fn strike(&self, index: usize) {
+        let core = usize::from(self.lanes[index].core);
+        if self.device.strikes[core].fetch_add(1, Relaxed) + 1 >= STRIKES_MAX {
+            self.device.retired[core].store(true, Relaxed);
+            self.note(index, EventKind::CoreRetired);
+            tracing::warn!(core, "core given up: nothing completes on it");
+        }
+    }
+
     /// Leaves a chain to the kernel.
     fn give_up(&mut self, index: usize) {
         self.note(index, EventKind::GaveUp);
@@ -665,9 +678,10 @@ impl<'a> Flight<'a> {
                 Elapsed::Waited { ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX) }
             }
         };
-        let findings = objections(std::mem::take(&mut lane.findings));
+        let findings = device.objections(std::mem::take(&mut lane.findings));
         let completed = Completed { core: lane.core, tasks, elapsed, findings };
         device.count_completed(&completed);
+        device.strikes[usize::from(lane.core)].store(0, Relaxed);
         lane.landed = Some(completed);
     }
 

@@ -59,7 +59,7 @@ pub(crate) enum Step {
     /// Reset the NPU, and run again.
     Reset,
     /// Give the job to another core.
-    Retire,
+    Move,
     /// Nothing is left.
     GiveUp,
 }
@@ -127,7 +127,7 @@ pub(crate) struct Ladder {
     second_seed: bool,
     resubmits: u8,
     reset: bool,
-    retired: u8,
+    moved: u8,
 }
 
 impl Ladder {
@@ -158,9 +158,9 @@ impl Ladder {
             self.reread = false;
             return Step::Reset;
         }
-        if self.retired < means.other_cores {
-            *self = Self { retired: self.retired + 1, second_seed: self.second_seed, ..Self::default() };
-            return Step::Retire;
+        if self.moved < means.other_cores {
+            *self = Self { moved: self.moved + 1, second_seed: self.second_seed, ..Self::default() };
+            return Step::Move;
         }
         Step::GiveUp
     }
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn trouble_climbs_the_ladder_and_ends() {
-        use Step::{GiveUp, Reread, Reset, Resubmit, Retire, SecondSeed};
+        use Step::{GiveUp, Reread, Reset, Resubmit, Move, SecondSeed};
         let one = Means { reset: true, other_cores: 0 };
         let missed = [Reread, Resubmit, Reread, Resubmit, Reread, Reset, Reread, GiveUp];
         assert_eq!(steps(Trouble::Missed, one), missed);
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(steps(Trouble::Refused, one), [Resubmit, Resubmit, Resubmit, GiveUp]);
         assert_eq!(
             steps(Trouble::TimedOut, ALL),
-            [Resubmit, Resubmit, Retire, Resubmit, Resubmit, Retire, Resubmit, Resubmit, GiveUp]
+            [Resubmit, Resubmit, Move, Resubmit, Resubmit, Move, Resubmit, Resubmit, GiveUp]
         );
         let bare = Means { reset: false, other_cores: 0 };
         let lone: Vec<Step> = [Reread, Resubmit].repeat(5).into_iter().chain([Reread, GiveUp]).collect();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::time::Duration;
 
-use ork_emu::{Finding, FindingKind};
+use ork_emu::{Finding, FindingKind, When};
 use ork_rknpu::uapi::RknpuTask;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -141,9 +141,22 @@ impl Device {
     /// What the emulated board noticed about jobs of a core. Where the driver chooses the core, that of all of them.
     pub(crate) fn take_findings(&self, core: u8) -> Vec<Finding> {
         let Some(board) = self.board() else { return Vec::new() };
-        match self.info().driver {
+        let findings = match self.info().driver {
             DriverKind::Rknpu => board.take_findings_of(core),
             DriverKind::Rocket => board.take_findings(),
+        };
+        self.count_injected(&findings);
+        findings
+    }
+
+    pub(crate) fn count_injected(&self, findings: &[Finding]) {
+        let faults = findings.iter().filter_map(|finding| match finding.kind {
+            FindingKind::Injected { fault } => Some(fault),
+            _ => None,
+        });
+        let mut injected = None;
+        for fault in faults {
+            *injected.get_or_insert_with(|| self.injected.lock()).entry(fault).or_insert(0) += 1;
         }
     }
 
@@ -159,7 +172,7 @@ impl Device {
         match said {
             Ok(Ended::Done { tasks: done, ns }) if done == tasks => {
                 let elapsed = self.elapsed(ns);
-                Ok(Completed { core, tasks, elapsed, findings: objections(findings) })
+                Ok(Completed { core, tasks, elapsed, findings: self.objections(findings) })
             }
             Ok(Ended::Done { tasks: tasks_done, .. }) => Err(SubmitError::Dropped { core, tasks_done, tasks }),
             Ok(Ended::TimedOut { tasks: tasks_done }) => {
@@ -216,11 +229,16 @@ impl Device {
     }
 }
 
-/// What speaks against the values of a job that completed. That a fault was injected does not: on silicon nobody would
-/// say so, and whether it did harm must show in what the job did.
-pub(crate) fn objections(findings: Vec<Finding>) -> Vec<Finding> {
-    let harmless = |kind: &FindingKind| {
-        matches!(kind, FindingKind::Injected { .. } | FindingKind::Reaped | FindingKind::HiddenTimeout { .. })
-    };
-    findings.into_iter().filter(|finding| !harmless(&finding.kind)).collect()
+impl Device {
+    /// What speaks against the values of a job that completed. That a fault was injected does not, nor what follows from
+    /// one: on silicon nobody would say so, and whether it did harm must show in what the job did.
+    pub(crate) fn objections(&self, findings: Vec<Finding>) -> Vec<Finding> {
+        let stale_lines = self.board().is_some_and(|board| board.options().faults.stale_line != When::Never);
+        let harmless = |kind: &FindingKind| match kind {
+            FindingKind::Injected { .. } | FindingKind::Reaped | FindingKind::HiddenTimeout { .. } => true,
+            FindingKind::NotFlushed { .. } => stale_lines,
+            _ => false,
+        };
+        findings.into_iter().filter(|finding| !harmless(&finding.kind)).collect()
+    }
 }

@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ork_device::{Device, DeviceError, DmaBuffer, DomainId};
+use ork_device::{Device, DeviceError, DmaBuffer, DomainId, EventKind};
 use ork_isa::soc::{RK3588, Soc};
 use ork_layout::{FeatureLayout, Format, OutputLayout, WeightLayout};
 use ork_plan::{Datapath, Decision, Plan, PlanOptions, Problem, Transition, decide};
@@ -15,15 +15,19 @@ use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
 use crate::DriverError;
-use crate::accumulate::{dequantise_output_row, sum_output_row};
+use crate::accumulate::{dequantise_output_row, sum_output_row, widened_row};
+use crate::check::{FirstWrong, VerifyMode};
 use crate::counters::DriverCounters;
 use crate::datapath::DatapathGate;
 use crate::execution::{Bound, CompletionMode, Here, KnownCells, Pool};
+use crate::residency::{Residency, ResidencyCounters, ResidencyOptions};
 use crate::scratch::Scratches;
 use crate::weight::{Weight, weight_layout_of};
 
 /// Largest K whose int8 products always sum up within 32 bits: `131071 * 128 * 128 < 2^31`.
 pub(crate) const NARROW_SUM_K_MAX: usize = 131_071;
+/// Computations of a product before a wrong one is an error.
+const WRONG_PRODUCTS_MAX: u32 = 3;
 /// Plans kept before all are forgotten: every weight at a few row counts, with room to spare.
 const PLANS_MAX: usize = 4096;
 
@@ -35,6 +39,10 @@ pub struct DriverOptions {
     pub plan: PlanOptions,
     /// How the end of a product on the NPU is known.
     pub completion: CompletionMode,
+    /// Whether products are checked on the CPU.
+    pub verify: VerifyMode,
+    /// Which weights are brought into device memory when they are used.
+    pub residency: ResidencyOptions,
 }
 
 /// One activation for several weights with the same K: it is quantised and laid out once.
@@ -56,8 +64,9 @@ pub struct Driver {
     plans: Mutex<HashMap<Problem, Arc<Plan>>>,
     verdicts: Mutex<HashMap<(usize, usize), Verdict>>,
     pub(crate) counters: Mutex<DriverCounters>,
-    options: DriverOptions,
+    pub(crate) options: DriverOptions,
     soc: Soc,
+    pub(crate) residency: Arc<Residency>,
     pub(crate) device: Arc<Device>,
 }
 
@@ -105,6 +114,10 @@ impl Driver {
         let mut options = options;
         // The device may have fewer cores than the chip; a plan for more could not run.
         options.plan.cores = if options.plan.cores == 0 { cores } else { options.plan.cores.min(cores) };
+        let device = Arc::new(device);
+        let residency = Residency::new(&device, &options.residency)
+            .map_err(|source| DriverError::Residency { source })?
+            .with_prefetch();
         Ok(Self {
             engine: Mutex::new(Engine {
                 buffers: Scratches::new(cores),
@@ -117,7 +130,8 @@ impl Driver {
             counters: Mutex::default(),
             options,
             soc: RK3588,
-            device: Arc::new(device),
+            residency: Arc::new(residency),
+            device,
         })
     }
 
@@ -131,6 +145,12 @@ impl Driver {
     #[must_use]
     pub fn counters(&self) -> DriverCounters {
         *self.counters.lock()
+    }
+
+    /// What streaming did.
+    #[must_use]
+    pub fn residency(&self) -> ResidencyCounters {
+        self.residency.counters()
     }
 
     /// Can a K x N weight be held and multiplied by one row as well as by many? The answer is kept.
@@ -169,7 +189,7 @@ impl Driver {
         rows: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> Result<Weight, DriverError> {
         let layout = self.layout(name, Format::INT8_INT32, k, n)?;
-        self.count_weight(Weight::from_f32(&self.device, layout, name, rows)?)
+        self.count_weight(Weight::from_f32((&self.residency, self.options.verify), layout, name, rows)?)
     }
 
     /// Uploads a weight whose rows are int8 already; all scales are 1.
@@ -218,42 +238,63 @@ impl Driver {
         let mut engine = self.engine.lock();
         let mut loaded = Loaded::default();
         for (weight, out) in &mut group.parts {
-            let (k, n) = (weight.k(), weight.n());
-            let x = group.x;
-            self.run(
-                &mut engine,
-                Job { weight, m, stage: OutputStage::Plain },
-                &mut loaded,
-                |features, m0, host, scales| {
-                    let rows = features.rows() as usize;
-                    quantise_rows(features, &x[m0 * k..][..rows * k], host, scales).map_err(
-                        |(row, source)| {
-                            let source = source.in_row(m0 + row);
-                            DriverError::Activation { name: weight.name().to_owned(), source }
-                        },
-                    )
-                },
-                |outputs, m0, surfaces, scales| {
-                    let rows = outputs.rows() as usize;
-                    out[m0 * n..][..rows * n].par_chunks_mut(n).zip(scales).enumerate().for_each_init(
-                        Vec::new,
-                        |sums, (row, (target, scale))| {
-                            let row = row as u32;
-                            dequantise_output_row(
-                                outputs,
-                                surfaces,
-                                row,
-                                *scale,
-                                weight.scales(),
-                                sums,
-                                target,
-                            );
-                        },
-                    );
-                },
-            )?;
+            for attempt in 1.. {
+                let Some(row) = self.part(&mut engine, &mut loaded, weight, m, group.x, out)? else { break };
+                self.wrong_product(weight, m, row, attempt)?;
+                // The features are laid out and made visible again, too.
+                loaded = Loaded::default();
+            }
         }
         Ok(())
+    }
+
+    /// One weight of a group; gives the first row that is wrong, if products are checked.
+    fn part(
+        &self,
+        engine: &mut Engine,
+        loaded: &mut Loaded,
+        weight: &Weight,
+        m: usize,
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<Option<usize>, DriverError> {
+        let (k, n) = (weight.k(), weight.n());
+        let wrong = FirstWrong::none();
+        self.run(
+            engine,
+            Job { weight, m, stage: OutputStage::Plain },
+            loaded,
+            |features, m0, host, scales| {
+                let rows = features.rows() as usize;
+                quantise_rows(features, &x[m0 * k..][..rows * k], host, scales).map_err(|(row, source)| {
+                    let source = source.in_row(m0 + row);
+                    DriverError::Activation { name: weight.name().to_owned(), source }
+                })
+            },
+            |outputs, m0, surfaces, scales| {
+                let rows = outputs.rows() as usize;
+                if let Some(check) = weight.check() {
+                    x[m0 * k..][..rows * k].par_chunks(k).enumerate().for_each_init(
+                        || vec![0_i8; k],
+                        |codes, (row, x)| {
+                            let sums = widened_row::<i32, i64>(outputs, surfaces, row as u32);
+                            // What could be quantised once can be again.
+                            if quantise_row(x, codes).is_err() || !check.holds(codes, &sums) {
+                                wrong.note(m0 + row);
+                            }
+                        },
+                    );
+                }
+                out[m0 * n..][..rows * n].par_chunks_mut(n).zip(scales).enumerate().for_each_init(
+                    Vec::new,
+                    |sums, (row, (target, scale))| {
+                        let row = row as u32;
+                        dequantise_output_row(outputs, surfaces, row, *scale, weight.scales(), sums, target);
+                    },
+                );
+            },
+        )?;
+        Ok(wrong.row())
     }
 
     /// The exact int32 product of int8 rows `a` (`m` x K) with a weight, without any scale.
@@ -270,7 +311,24 @@ impl Driver {
         if weight.k() > NARROW_SUM_K_MAX {
             return Err(DriverError::WideSum { k: weight.k() });
         }
-        self.multiply(weight, m, a, out, OutputStage::Plain, sum_output_row)
+        for attempt in 1.. {
+            self.multiply(weight, m, a, out, OutputStage::Plain, sum_output_row)?;
+            let Some(check) = weight.check() else { break };
+            let (rows, results) = (a.chunks_exact(weight.k()), out.chunks_exact(weight.n()));
+            let Some(row) = rows.zip(results).position(|(a, c)| !check.holds(a, c)) else { break };
+            self.wrong_product(weight, m, row, attempt)?;
+        }
+        Ok(())
+    }
+
+    /// Counts a product that came out wrong; an error unless it may be computed again.
+    fn wrong_product(&self, weight: &Weight, m: usize, row: usize, attempt: u32) -> Result<(), DriverError> {
+        if self.device.may_recover() && attempt < WRONG_PRODUCTS_MAX {
+            self.device.note(None, EventKind::WrongProduct);
+            return Ok(());
+        }
+        let (name, k, n) = (weight.name().to_owned(), weight.k(), weight.n());
+        Err(DriverError::WrongProduct { name, m, k, n, row, attempt })
     }
 
     /// The plan for `m` rows; one that does not fold if it must not.
@@ -334,7 +392,9 @@ impl Driver {
             }
         };
         let extents = plan.extents();
-        let domain = weight.buffer().domain();
+        let pinned = weight.pin()?;
+        let weights = pinned.open();
+        let domain = weights.domain();
         let buffers = buffers.of(domain);
         let features =
             buffers.features.with_room(&self.device, extents.a_bytes).map_err(buffer_error("allocating"))?;
@@ -367,7 +427,7 @@ impl Driver {
                 let regcmd = &mut *regcmds[usize::from(chain.core)];
                 let bindings = Bindings {
                     a: bind(features),
-                    b: Binding { iova: weight.buffer().iova(), len: weight.buffer().len() },
+                    b: Binding { iova: weights.iova(), len: weights.len() },
                     c: bind(outputs),
                     regcmd: bind(regcmd),
                 };
@@ -385,7 +445,7 @@ impl Driver {
                 let bound = Bound {
                     features: &*features,
                     features_live: 0..shape.features.bytes(),
-                    weights: weight.buffer(),
+                    weights: weights.input(weight.device_bytes()),
                     outputs: &mut *outputs,
                     regcmds: &mut regcmds,
                     programs: &chains,

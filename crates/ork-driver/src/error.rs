@@ -89,6 +89,22 @@ pub enum DriverError {
         /// What happened.
         source: SubmitError,
     },
+    /// The check on the CPU says that the result is not the product of the operands.
+    #[error("matmul {m}x{k}x{n} with {name}: row {row} is wrong, computed {attempt} times")]
+    WrongProduct {
+        /// The weight.
+        name: String,
+        /// Rows.
+        m: usize,
+        /// Channels.
+        k: usize,
+        /// Columns.
+        n: usize,
+        /// The first row that is wrong.
+        row: usize,
+        /// How often it was computed.
+        attempt: u32,
+    },
     /// The simulated NPU completed the work but says that silicon would have got it wrong: a defect of the planner.
     #[error("matmul {m}x{k}x{n} with {name}: the simulator objects (this is a defect of ork): {finding}")]
     Objection {
@@ -147,6 +163,12 @@ pub enum DriverError {
         /// The largest magnitude of a product.
         largest: u64,
     },
+    /// The device cannot hold weights as the options ask for.
+    #[error("option driver.residency cannot be met")]
+    Residency {
+        /// Why.
+        source: DeviceError,
+    },
     /// The worker threads could not be started.
     #[error("cannot start a thread for each NPU core: {0}")]
     Threads(String),
@@ -168,6 +190,10 @@ impl DriverError {
             Self::Submit { source, .. } => source.hint().map(str::to_owned),
             Self::Objection { .. } | Self::Synth { .. } => Some(
                 "please report it with the shape; `offload.route = \"cpu\"` avoids the NPU meanwhile"
+                    .to_owned(),
+            ),
+            Self::WrongProduct { .. } => Some(
+                "the weight in device memory may be damaged: load it again; if it comes back, the board is not reliable"
                     .to_owned(),
             ),
             Self::Weight { .. } => Some("the model file is damaged or holds NaN weights".to_owned()),

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use ork_device::{
-    Cells, Chain, Completed, Device, DmaBuffer, DomainId, Feature, Input, ResidentBuffer, Round, Seed, Spread,
+    Cells, Chain, Completed, Device, DmaBuffer, DomainId, Feature, Input, Round, Seed, Spread,
     Submission, SubmitError, SubmitMode, Task, Witness,
 };
 use ork_isa::Precision;
@@ -110,7 +110,7 @@ pub(crate) fn cells_of(outputs: &OutputLayout, tile: &TileProgram) -> Vec<Cells>
 pub(crate) struct Bound<'a, 'b> {
     pub(crate) features: &'a DmaBuffer,
     pub(crate) features_live: Range<u64>,
-    pub(crate) weights: &'a ResidentBuffer,
+    pub(crate) weights: Option<Input<'a>>,
     pub(crate) outputs: &'a mut DmaBuffer,
     /// By core, with the programs in them.
     pub(crate) regcmds: &'a mut [&'b mut DmaBuffer],
@@ -183,10 +183,9 @@ impl Here<'_> {
                 output: bound.outputs,
                 live: 0..shape.outputs.bytes(),
                 witness,
-                inputs: vec![
-                    Input::Host(bound.features, bound.features_live),
-                    Input::Resident(bound.weights),
-                ],
+                inputs: std::iter::once(Input::Host(bound.features, bound.features_live))
+                    .chain(bound.weights)
+                    .collect(),
             },
             spread,
         )

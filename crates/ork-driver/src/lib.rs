@@ -19,18 +19,24 @@
 #![forbid(unsafe_code)]
 
 mod accumulate;
+mod check;
 mod counters;
 mod datapath;
 mod driver;
 mod error;
 mod execution;
+mod fault_run;
 mod product;
+mod residency;
 mod scratch;
 mod weight;
 
+pub use check::VerifyMode;
 pub use counters::DriverCounters;
 pub use driver::{Driver, DriverOptions, MatmulGroup};
 pub use error::DriverError;
 pub use execution::CompletionMode;
+pub use fault_run::{FaultRun, FaultRunError, FaultTally, fault_run, is_accounted_for};
 pub use product::{Operands, Requantise, Values};
+pub use residency::{ResidencyCounters, ResidencyOptions, StreamBacking, StreamMode};
 pub use weight::Weight;

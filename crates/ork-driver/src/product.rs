@@ -146,7 +146,7 @@ impl Driver {
     ) -> Result<Weight, DriverError> {
         check_precision::<T>(name, format)?;
         let layout = self.layout(name, format, k, n)?;
-        self.count_weight(Weight::from_elements(&self.device, layout, name, rows)?)
+        self.count_weight(Weight::from_elements((&self.residency, self.options.verify), layout, name, rows)?)
     }
 
     fn load_slice<T: Element>(

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-use ork_device::{Device, ResidentBuffer};
+use std::sync::Arc;
+
 use ork_isa::soc::Soc;
 use ork_layout::{Element, Format, WeightLayout};
 use ork_plan::{PlanOptions, weight_layout_with};
@@ -7,6 +8,8 @@ use ork_quant::{QuantError, Scale, quantise_row};
 use rayon::prelude::*;
 
 use crate::DriverError;
+use crate::check::{ProductCheck, VerifyMode};
+use crate::residency::{Pinned, Place, Residency};
 
 /// A weight in device memory: tiled, with one scale per output channel. Dropping it frees the memory.
 ///
@@ -17,7 +20,8 @@ pub struct Weight {
     name: String,
     layout: WeightLayout,
     scales: Vec<Scale>,
-    buffer: ResidentBuffer,
+    place: Place,
+    check: Option<ProductCheck>,
 }
 
 /// Gives one output channel of a weight; see [`crate::Driver::load`].
@@ -51,7 +55,7 @@ impl Weight {
     /// Bytes of device memory.
     #[must_use]
     pub fn device_bytes(&self) -> u64 {
-        self.buffer.len()
+        self.layout.bytes()
     }
 
     pub(crate) fn layout(&self) -> &WeightLayout {
@@ -62,20 +66,38 @@ impl Weight {
         &self.scales
     }
 
-    pub(crate) fn buffer(&self) -> &ResidentBuffer {
-        &self.buffer
+    /// What checks its products, if they are to be checked.
+    pub(crate) fn check(&self) -> Option<&ProductCheck> {
+        self.check.as_ref()
+    }
+
+    /// Whether it stays in RAM and is brought into device memory when it is used.
+    #[must_use]
+    pub fn is_streamed(&self) -> bool {
+        matches!(self.place, Place::Streamed(_))
+    }
+
+    /// Its device memory, which it keeps while the pin lives.
+    pub(crate) fn pin(&self) -> Result<Pinned<'_>, DriverError> {
+        self.place.pin().map_err(|source| DriverError::Hold {
+            name: self.name.clone(),
+            k: self.k(),
+            n: self.n(),
+            bytes: self.layout.bytes(),
+            source,
+        })
     }
 
     /// Quantises f32 rows per output channel and uploads them.
     pub(crate) fn from_f32(
-        device: &Device,
+        (residency, verify): (&Arc<Residency>, VerifyMode),
         layout: WeightLayout,
         name: &str,
         rows: Rows<'_, f32>,
     ) -> Result<Self, DriverError> {
         let k = layout.k() as usize;
         Self::pack(
-            device,
+            (residency, verify),
             layout,
             name,
             |row| {
@@ -91,14 +113,14 @@ impl Weight {
 
     /// Uploads rows as they are; their scales are 1.
     pub(crate) fn from_elements<T: Element>(
-        device: &Device,
+        (residency, verify): (&Arc<Residency>, VerifyMode),
         layout: WeightLayout,
         name: &str,
         rows: Rows<'_, T>,
     ) -> Result<Self, DriverError> {
         let one = Scale::new(1.0).expect("1 is a scale");
         Self::pack(
-            device,
+            (residency, verify),
             layout,
             name,
             |row| {
@@ -114,7 +136,7 @@ impl Weight {
     /// Packs kernel groups in parallel. `encoder` makes one encoder per thread: it fills the elements of an output
     /// channel and gives its scale.
     fn pack<'r, T, C: Element, E>(
-        device: &Device,
+        (residency, verify): (&Arc<Residency>, VerifyMode),
         layout: WeightLayout,
         name: &str,
         encoder: impl Fn(Rows<'r, T>) -> E + Sync,
@@ -126,11 +148,11 @@ impl Weight {
         let (k, n) = (layout.k() as usize, layout.n() as usize);
         let bytes = layout.bytes();
         let hold = |source| DriverError::Hold { name: name.to_owned(), k, n, bytes, source };
-        let mut buffer = device.alloc_weight(bytes).map_err(hold)?;
+        let mut room = residency.room(bytes).map_err(hold)?;
 
         let group_rows = layout.format().kernel_group() as usize;
         let scales: Vec<Vec<Scale>> = layout
-            .kernel_groups_mut(buffer.host_mut())
+            .kernel_groups_mut(room.bytes_mut())
             .into_par_iter()
             .map_init(
                 || (encoder(rows), vec![C::default(); group_rows * k]),
@@ -149,8 +171,12 @@ impl Weight {
             .collect::<Result<_, _>>()
             .map_err(|source| DriverError::Weight { name: name.to_owned(), source })?;
 
-        buffer.flush(0..bytes).map_err(hold)?;
-        Ok(Self { name: name.to_owned(), layout, scales: scales.concat(), buffer: buffer.unmap_host() })
+        let check = match verify {
+            VerifyMode::Off => None,
+            VerifyMode::Product => ProductCheck::of_packed(&layout, room.bytes_mut()),
+        };
+        let place = residency.settle(room).map_err(hold)?;
+        Ok(Self { name: name.to_owned(), layout, scales: scales.concat(), place, check })
     }
 }
 

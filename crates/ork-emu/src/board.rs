@@ -333,6 +333,12 @@ impl Board {
         self.0.clock_ns.load(Relaxed)
     }
 
+    /// How it behaves.
+    #[must_use]
+    pub fn options(&self) -> &EmuOptions {
+        &self.0.options
+    }
+
     /// Whether a core computes, or is about to: time on the board means something only while none does, because the
     /// model is slower than silicon. A core that is stuck does not compute, nor does what waits behind it.
     #[must_use]
