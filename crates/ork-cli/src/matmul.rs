@@ -101,7 +101,11 @@ pub(crate) fn verdict(found: &Comparison) -> String {
             found.wrong, found.compared
         ),
         None if found.worst > 0.0 => {
-            format!("{} values within their bound, the worst at {:.1} % of it", found.compared, found.worst * 100.0)
+            format!(
+                "{} values within their bound, the worst at {:.1} % of it",
+                found.compared,
+                found.worst * 100.0
+            )
         }
         None => format!("{} values exact", found.compared),
     }

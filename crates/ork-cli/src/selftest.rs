@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use clap::Args;
 use ork_device::{Device, DeviceKind, DeviceOptions};
 use ork_driver::{Driver, DriverOptions, Values};
+use ork_isa::Iova;
 use ork_isa::asm::{Listing, Stream};
 use ork_isa::lint::{Severity, lint};
-use ork_isa::Iova;
 use ork_isa::soc::RK3588;
 use ork_plan::{Decision, PlanOptions, Problem, Product, decide, weight_layout_with};
 use ork_synth::{Binding, Bindings, OutputStage, emit_with};
@@ -135,7 +135,8 @@ pub(crate) fn run(args: &SelftestArgs) -> Result<(), Failure> {
     };
     print(&format!("{}\n", report.verdict))?;
     if let Some(path) = &args.output {
-        let text = serde_json::to_string_pretty(&report).map_err(|error| Failure::usage(error.to_string()))?;
+        let text =
+            serde_json::to_string_pretty(&report).map_err(|error| Failure::usage(error.to_string()))?;
         std::fs::write(path, text + "\n")
             .map_err(|error| Failure::usage(format!("cannot write {}: {error}", path.display())))?;
     }
@@ -182,8 +183,8 @@ fn programs(step: &Step, options: &PlanOptions) -> Result<Listing, String> {
                 Product::Int8ToInt8 => OutputStage::Requantise { multiplier: 1, shift: 8, offset: 0 },
                 _ => OutputStage::Plain,
             };
-            let set = emit_with(pass.shape, chain.core, &bindings, stage)
-                .map_err(|error| error.to_string())?;
+            let set =
+                emit_with(pass.shape, chain.core, &bindings, stage).map_err(|error| error.to_string())?;
             for index in 0..set.len() {
                 listing.streams.push(Stream {
                     name: format!("core {} program {index}", chain.core),
@@ -203,15 +204,14 @@ fn check(
     device: &DeviceOptions,
     driver: &DriverOptions,
 ) -> Result<String, String> {
-    if let Some(finding) = lint(programs).into_iter().find(|finding| finding.lint.severity == Severity::Error) {
+    if let Some(finding) = lint(programs).into_iter().find(|finding| finding.lint.severity == Severity::Error)
+    {
         return Err(format!("not submitted, the lint objects: {finding}").replace('\n', " "));
     }
     let size = Size { m: step.m as usize, k: step.k as usize, n: step.n as usize };
     let trial = Trial::new(step.product, size, 1);
-    let options = DriverOptions {
-        plan: PlanOptions { cores: step.cores, ..driver.plan.clone() },
-        ..driver.clone()
-    };
+    let options =
+        DriverOptions { plan: PlanOptions { cores: step.cores, ..driver.plan.clone() }, ..driver.clone() };
     let on = |kind: DeviceKind| -> Result<Values, String> {
         let mut device = DeviceOptions { cores: step.cores, ..device.clone() };
         if kind == DeviceKind::Sim {
@@ -225,7 +225,8 @@ fn check(
         let driver = Driver::new(device, options.clone()).map_err(|error| chain(&error))?;
         trial.run(&driver).map_err(|error| chain(&error))
     };
-    let simulated = on(DeviceKind::Sim).map_err(|trouble| format!("not submitted, the simulator: {trouble}"))?;
+    let simulated =
+        on(DeviceKind::Sim).map_err(|trouble| format!("not submitted, the simulator: {trouble}"))?;
     let found = trial.compare(&simulated);
     if found.wrong > 0 {
         return Err(format!("not submitted, simulated wrong: {}", verdict(&found)));

@@ -135,13 +135,9 @@ impl Trial {
             Made::Fp16(a, b) => self.check_floats(got, a, b, |x| x.to_f64(), 24),
             Made::Fp16ToFp16(a, b) => self.check_floats(got, a, b, |x| x.to_f64(), 11),
             Made::Bf16(a, b) => self.check_floats(got, a, b, |x| x.to_f64(), 24),
-            Made::Tf32(a, b) => self.check_floats(
-                got,
-                a,
-                b,
-                |x| f64::from(f32::from_bits(x.to_bits() & !0x1FFF)),
-                24,
-            ),
+            Made::Tf32(a, b) => {
+                self.check_floats(got, a, b, |x| f64::from(f32::from_bits(x.to_bits() & !0x1FFF)), 24)
+            }
         }
     }
 
@@ -188,8 +184,7 @@ impl Trial {
         expected: impl Fn(&[T], &[T]) -> (f64, f64),
     ) -> Comparison {
         let Size { k, n, .. } = self.size;
-        let mut out =
-            Comparison { compared: self.size.m * n, wrong: 0, worst: 0.0, first_wrong: None };
+        let mut out = Comparison { compared: self.size.m * n, wrong: 0, worst: 0.0, first_wrong: None };
         for (row, x) in a.chunks_exact(k).enumerate() {
             for (column, y) in b.chunks_exact(k).enumerate() {
                 let (right, bound) = expected(x, y);

@@ -105,9 +105,9 @@ impl Slab {
         device.check_open()?;
         let call = |doing: &str, source| DeviceError::Call { doing: doing.to_owned(), source };
         let file = |doing| move |source| call("cannot import a dma-buf", KernelError::File { doing, source });
-        let own = fd.try_clone_to_owned().map_err(|error| {
-            file("cannot keep its descriptor")(ork_drm::Errno::from_io(&error))
-        })?;
+        let own = fd
+            .try_clone_to_owned()
+            .map_err(|error| file("cannot keep its descriptor")(ork_drm::Errno::from_io(&error)))?;
         let len = device.files.size(own.as_raw_fd()).map_err(file("cannot ask for its size"))?;
         if len == 0 || len > WINDOW_BYTES {
             return Err(DeviceError::Length { len });
@@ -117,8 +117,9 @@ impl Slab {
             let _used = device.enter(domain)?;
             device.kernel.import(own.as_raw_fd(), domain)
         };
-        let object = object
-            .map_err(|source| call(&format!("cannot import a dma-buf of {len} bytes into domain {domain}"), source))?;
+        let object = object.map_err(|source| {
+            call(&format!("cannot import a dma-buf of {len} bytes into domain {domain}"), source)
+        })?;
         add(&device.counters.buffers_imported, 1);
         Self::own(device, object, len, domain, Purpose::Data, Some(own))
     }

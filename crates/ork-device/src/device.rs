@@ -141,11 +141,7 @@ impl Device {
         Self::emulated(options, &why)
     }
 
-    fn real(
-        options: &DeviceOptions,
-        found: &Found,
-        usable: Usable,
-    ) -> Result<Self, OpenError> {
+    fn real(options: &DeviceOptions, found: &Found, usable: Usable) -> Result<Self, OpenError> {
         let node = found.node.to_string();
         let mut occupancy = None;
         if options.exclusive {
@@ -170,14 +166,17 @@ impl Device {
             }
         }
         let description = format!("{node}: {}", usable.info);
-        Self::assemble(options, Opened {
-            usable,
-            files: Arc::new(HostFiles::new(&options.dev_root)),
-            clock: Arc::new(HostClock::default()),
-            board: None,
-            occupancy,
-            description,
-        })
+        Self::assemble(
+            options,
+            Opened {
+                usable,
+                files: Arc::new(HostFiles::new(&options.dev_root)),
+                clock: Arc::new(HostClock::default()),
+                board: None,
+                occupancy,
+                description,
+            },
+        )
     }
 
     fn emulated(options: &DeviceOptions, why: &str) -> Result<Self, OpenError> {
@@ -214,18 +213,22 @@ impl Device {
             found: vec![Found { node: ork_drm::Node::at("emulated"), driver: None, verdict: Err(reason) }],
         })?;
         let description = format!("simulated NPU, {}", usable.info);
-        Self::assemble(options, Opened {
-            usable,
-            files: Arc::new(BoardFiles::new(board)),
-            clock,
-            board: Some(board.clone()),
-            occupancy: None,
-            description,
-        })
+        Self::assemble(
+            options,
+            Opened {
+                usable,
+                files: Arc::new(BoardFiles::new(board)),
+                clock,
+                board: Some(board.clone()),
+                occupancy: None,
+                description,
+            },
+        )
     }
 
     fn assemble(options: &DeviceOptions, opened: Opened) -> Result<Self, OpenError> {
-        let Opened { usable: Usable { kernel, info }, files, clock, board, occupancy, mut description } = opened;
+        let Opened { usable: Usable { kernel, info }, files, clock, board, occupancy, mut description } =
+            opened;
         let features = kernel.features();
         let needs = |option, feature, wanted: bool| match features.need(feature) {
             Err(source) if wanted => Err(OpenError::Unsupported { option, source }),
@@ -238,7 +241,8 @@ impl Device {
             0 => features.domains(),
             wanted if wanted <= features.domains() => wanted,
             wanted => {
-                let reason = format!("{wanted} are asked for, {} has {}", features.name(), features.domains());
+                let reason =
+                    format!("{wanted} are asked for, {} has {}", features.name(), features.domains());
                 return Err(OpenError::Option { option: "domains", reason });
             }
         };
@@ -252,8 +256,12 @@ impl Device {
             DriverKind::Rknpu => limit * KERNEL_ROUNDS,
             DriverKind::Rocket => ROCKET_LIMIT,
         };
-        let limits =
-            Limits { window_min: WINDOW_MIN.min(limit), window_max: limit, late: LATE_MAX, kernel: kernel_limit };
+        let limits = Limits {
+            window_min: WINDOW_MIN.min(limit),
+            window_max: limit,
+            late: LATE_MAX,
+            kernel: kernel_limit,
+        };
 
         let left_behind = occupancy.as_ref().and_then(Occupancy::left_behind);
         if let Some(record) = left_behind {
@@ -457,11 +465,12 @@ impl Device {
         let mut pools = self.pools.lock();
         let domains = pools.len() as u8;
         let limit = self.domain_bytes_max;
-        let domain = self
-            .placement
-            .lock()
-            .place(bytes)
-            .map_err(|no_room| DeviceError::NoRoom { bytes, held: no_room.held, domains, limit })?;
+        let domain = self.placement.lock().place(bytes).map_err(|no_room| DeviceError::NoRoom {
+            bytes,
+            held: no_room.held,
+            domains,
+            limit,
+        })?;
         let ticket = Ticket { placement: Arc::clone(&self.placement), domain, bytes };
         let pool = pools[usize::from(domain.0)].get_or_insert_with(|| Pool::new(&self.shared, domain));
         pool.alloc(bytes, ticket)

@@ -189,10 +189,10 @@ impl DeviceError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Call { source, .. } => source.hint(),
-            Self::NoRoom { .. } => {
-                Some("stream weights (driver.residency), use more address spaces (device.domains), or keep some on \
-                      the CPU")
-            }
+            Self::NoRoom { .. } => Some(
+                "stream weights (driver.residency), use more address spaces (device.domains), or keep some on \
+                      the CPU",
+            ),
             _ => None,
         }
     }
@@ -346,9 +346,9 @@ impl SubmitError {
             }
             Self::Dropped { .. } => Some("the driver is known to drop a job now and then: submit it again"),
             Self::Unmodelled { .. } => Some("this needs a board, or a probe that settles what silicon does"),
-            Self::Unwritten { .. } => {
-                Some("the driver is known to drop a job now and then: device.recovery = \"allow\" submits it again")
-            }
+            Self::Unwritten { .. } => Some(
+                "the driver is known to drop a job now and then: device.recovery = \"allow\" submits it again",
+            ),
             Self::Refused { source, .. } => source.hint(),
             Self::TaskArray { source, .. } | Self::Buffer { source, .. } => source.hint(),
             _ => None,

@@ -209,7 +209,10 @@ mod tests {
         assert_eq!((counts.of(EventKind::Reset), counts.of(EventKind::LateLines)), (100, 900));
         assert_eq!((counts.of(EventKind::Missed), counts.recoveries()), (0, 100));
         let newest = events.newest();
-        assert_eq!((newest.len(), newest[0].at, newest[255].at), (256, Duration::from_secs(744), Duration::from_secs(999)));
+        assert_eq!(
+            (newest.len(), newest[0].at, newest[255].at),
+            (256, Duration::from_secs(744), Duration::from_secs(999))
+        );
         assert_eq!(counts.to_string(), "late output: 900, reset: 100");
         assert_eq!(counts.since(&counts).to_string(), "no events");
     }

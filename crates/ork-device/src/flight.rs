@@ -247,7 +247,8 @@ impl<'a> Flight<'a> {
             if !self.lanes[index].airborne {
                 // Cores were given up: two chains share one, and follow each other.
                 let core = self.lanes[index].core;
-                let busy = (0..self.lanes.len()).any(|other| self.taken[other].is_some() && self.lanes[other].core == core);
+                let busy = (0..self.lanes.len())
+                    .any(|other| self.taken[other].is_some() && self.lanes[other].core == core);
                 if !busy {
                     self.start(index)?;
                 }
@@ -267,12 +268,15 @@ impl<'a> Flight<'a> {
 
     /// Lets some time pass before the next look; not where the kernel waited already.
     pub(crate) fn pause(&self) {
-        if self.device.features().has(Feature::HiddenErrors) || self.lanes.iter().any(|lane| lane.fence.is_some()) {
+        if self.device.features().has(Feature::HiddenErrors)
+            || self.lanes.iter().any(|lane| lane.fence.is_some())
+        {
             return;
         }
         // A tenth of what has passed is a tenth of delay at most.
         let now = self.now();
-        let flown = self.lanes.iter().filter(|lane| lane.airborne).map(|lane| now.saturating_sub(lane.started));
+        let flown =
+            self.lanes.iter().filter(|lane| lane.airborne).map(|lane| now.saturating_sub(lane.started));
         let pause = flown.min().unwrap_or(PAUSE_MAX) / 10;
         self.device.shared.clock.pause(pause.clamp(PAUSE_MIN, PAUSE_MAX));
     }
@@ -446,7 +450,8 @@ impl<'a> Flight<'a> {
         match said {
             Ok(Ended::Done { tasks: done, ns }) if done == tasks => {
                 self.lanes[index].ns = Some(ns);
-                let proven = self.lanes[index].seed.is_none() || self.wait_for_late_lines(index, Looked::NotYet)?;
+                let proven =
+                    self.lanes[index].seed.is_none() || self.wait_for_late_lines(index, Looked::NotYet)?;
                 Ok(if proven { Attempt::Proven } else { Attempt::Incomplete })
             }
             other => Ok(Attempt::Failed(other)),
@@ -506,7 +511,8 @@ impl<'a> Flight<'a> {
             }
             let lane = &mut self.lanes[index];
             let spent = device.shared.clock.now().saturating_sub(self.began) > device.limits.budget();
-            let others = (0..device.cores).filter(|core| *core != lane.core && !device.is_retired(*core)).count();
+            let others =
+                (0..device.cores).filter(|core| *core != lane.core && !device.is_retired(*core)).count();
             let features = device.features();
             let means = Means {
                 reset: features.has(Feature::Reset),
@@ -617,7 +623,8 @@ impl<'a> Flight<'a> {
             // outlast its proof and write the output again under its next user, so another one, which does wait,
             // follows it.
             let tasks = submission.tasks().len();
-            let start = Start { output: self.output.object(), fenced: Fenced::No, patience: lane.window, tasks };
+            let start =
+                Start { output: self.output.object(), fenced: Fenced::No, patience: lane.window, tasks };
             self.note(index, EventKind::Reaped);
             if let Err(error) = device.start_taken(&taken, submission, core, &start) {
                 return Ok(Attempt::Failed(Err(error)));
@@ -656,7 +663,8 @@ impl<'a> Flight<'a> {
         let lane = &self.lanes[index];
         let (Some(seed), Missing::From(_)) = (lane.seed, &lane.missing) else { return otherwise };
         let bytes = self.output.host();
-        let ran = |cells: &Vec<Cells>| Census::of(cells, seed, bytes).verdict(seed.reach()) != Verdict::Untouched;
+        let ran =
+            |cells: &Vec<Cells>| Census::of(cells, seed, bytes).verdict(seed.reach()) != Verdict::Untouched;
         if seed.reach() == Reach::InBand && lane.chain.writes.iter().all(ran) {
             Trouble::SeedValue
         } else {

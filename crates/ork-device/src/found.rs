@@ -205,8 +205,7 @@ fn ask_rknpu(npu: Rknpu<Arc<dyn Transport>>) -> Result<Usable, Unusable> {
     // Drivers without SRAM support may refuse the question; then there is none.
     let (sram_bytes, sram_free_bytes) = npu.sram_bytes().unwrap_or((0, 0));
     let driver = DriverKind::Rknpu;
-    let info =
-        DeviceInfo { driver, driver_version, hardware_version, iommu, sram_bytes, sram_free_bytes };
+    let info = DeviceInfo { driver, driver_version, hardware_version, iommu, sram_bytes, sram_free_bytes };
     Ok(Usable { kernel: Box::new(RknpuKernel::new(npu, &info)), info })
 }
 
@@ -390,10 +389,8 @@ mod tests {
 
     #[test]
     fn each_driver_can_be_asked_for_by_name() {
-        let (_root, options, shelf) = machine(&[
-            ("accel/accel0", Thing::Rocket(board())),
-            ("dri/card1", Thing::Npu(board())),
-        ]);
+        let (_root, options, shelf) =
+            machine(&[("accel/accel0", Thing::Rocket(board())), ("dri/card1", Thing::Npu(board()))]);
         let open = |kind| Device::open_with(&DeviceOptions { kind, ..options.clone() }, &shelf).unwrap();
         for (kind, driver) in [
             (DeviceKind::Auto, DriverKind::Rocket),
@@ -465,13 +462,17 @@ mod tests {
         let held = "pid = 4711\ndomains = 5\nobjects = 9\nbytes = 10737418240\n";
         std::fs::write(options.lock_dir.join("ork-rknpu.lock"), held).unwrap();
         let device = Device::open_with(&options, &shelf).unwrap();
-        let said = "process 4711 ended without closing the NPU; it held 9 buffers (10240 MiB) in 5 address spaces";
+        let said =
+            "process 4711 ended without closing the NPU; it held 9 buffers (10240 MiB) in 5 address spaces";
         assert!(device.describe().contains(said), "{}", device.describe());
         assert_eq!(device.left_behind().unwrap().pid, 4711);
         assert_eq!(device.event_counts().of(crate::EventKind::StaleOwner), 1);
         let _buffer = device.alloc(crate::Purpose::Data, 4096).unwrap();
         let own = std::fs::read_to_string(options.lock_dir.join("ork-rknpu.lock")).unwrap();
-        assert!(own.contains(&format!("pid = {}", std::process::id())) && own.contains("objects = 1"), "{own}");
+        assert!(
+            own.contains(&format!("pid = {}", std::process::id())) && own.contains("objects = 1"),
+            "{own}"
+        );
         drop((_buffer, device));
         assert!(Device::open_with(&options, &shelf).unwrap().left_behind().is_none());
     }

@@ -84,7 +84,10 @@ impl Occupancy {
     /// [`OccupancyError`].
     pub fn take(folder: &Path, driver: DriverKind, wait: Duration) -> Result<Self, OccupancyError> {
         let path = folder.join(format!("ork-{driver}.lock"));
-        let io = |error: std::io::Error| OccupancyError::File { path: path.clone(), source: Errno::from_io(&error) };
+        let io = |error: std::io::Error| OccupancyError::File {
+            path: path.clone(),
+            source: Errno::from_io(&error),
+        };
         // No truncation: it may tell of somebody who was killed. Others may be other users.
         let mut file = OpenOptions::new()
             .read(true)
@@ -98,8 +101,12 @@ impl Occupancy {
         loop {
             match file.try_lock() {
                 Ok(()) => break,
-                Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(LOOK_EVERY.min(wait)),
-                Err(TryLockError::WouldBlock) => return Err(OccupancyError::Held { holder: read(&mut file) }),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    std::thread::sleep(LOOK_EVERY.min(wait))
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(OccupancyError::Held { holder: read(&mut file) });
+                }
                 Err(TryLockError::Error(error)) => return Err(io(error)),
             }
         }
@@ -193,7 +200,10 @@ mod tests {
         let next = take(folder.path(), 0).unwrap();
         assert_eq!(next.left_behind(), Some(record));
         let said = record.to_string();
-        assert!(said.contains("process 77") && said.contains("12 buffers (5 MiB) in 3 address spaces"), "{said}");
+        assert!(
+            said.contains("process 77") && said.contains("12 buffers (5 MiB) in 3 address spaces"),
+            "{said}"
+        );
         std::mem::forget(killed);
         drop(next);
         assert_eq!(take(folder.path(), 0).unwrap().left_behind(), None, "a clean end");

@@ -201,9 +201,11 @@ impl Flight<'_> {
         let taken = device.take(submission, core)?;
         self.note(index, EventKind::Reaped);
         let start = Start { output: None, fenced: Fenced::No, patience: lane.window, tasks: 1 };
-        device
-            .start_taken(&taken, submission, core, &start)
-            .map_err(|source| SubmitError::Refused { core, source, findings: device.take_findings(core) })?;
+        device.start_taken(&taken, submission, core, &start).map_err(|source| SubmitError::Refused {
+            core,
+            source,
+            findings: device.take_findings(core),
+        })?;
         // What waits behind it ends after it.
         let first = submission.first_task();
         let said = device.run_taken(&taken, &first, core);

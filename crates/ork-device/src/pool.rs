@@ -122,7 +122,13 @@ impl Pool {
         let slab = Arc::clone(&inside.slabs[&id].slab);
         drop(inside);
         let pool = Arc::downgrade(&self.0);
-        let room = Room { pool, slab: id, range: range.start..range.start + len, occupied: range, _ticket: Some(ticket) };
+        let room = Room {
+            pool,
+            slab: id,
+            range: range.start..range.start + len,
+            occupied: range,
+            _ticket: Some(ticket),
+        };
         DmaBuffer::pooled(slab, room)
     }
 }

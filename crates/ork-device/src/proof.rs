@@ -303,8 +303,9 @@ impl Census {
 
 /// How many programs, from the first, have written everything: a hole stops the count.
 pub(crate) fn frontier(writes: &[Vec<Cells>], seed: Seed, from: usize, bytes: &[u8]) -> usize {
-    let written =
-        |cells: &&Vec<Cells>| !cells.iter().flat_map(Cells::ranges).any(|range| seed.survives_in(&bytes[range]));
+    let written = |cells: &&Vec<Cells>| {
+        !cells.iter().flat_map(Cells::ranges).any(|range| seed.survives_in(&bytes[range]))
+    };
     from + writes[from.min(writes.len())..].iter().take_while(written).count()
 }
 
@@ -326,7 +327,8 @@ mod tests {
         let seed = Seed::int32_sum(4096, 16384).unwrap();
         let bytes = seeded(seed);
         let is_seed: Vec<bool> = words(&bytes).map(|word| word == 0x8000_0000).collect();
-        let expected: Vec<bool> = (0..40).map(|word| (8..16).contains(&word) || (24..32).contains(&word)).collect();
+        let expected: Vec<bool> =
+            (0..40).map(|word| (8..16).contains(&word) || (24..32).contains(&word)).collect();
         assert_eq!(is_seed, expected);
         assert_eq!((CELLS.hull(), CELLS.bytes()), (32..128, 64));
         assert!(CELLS.fits(128) && !CELLS.fits(127));
@@ -366,7 +368,10 @@ mod tests {
         bytes[100..104].copy_from_slice(&i32::MIN.to_le_bytes());
         assert_eq!(seed.missing([&CELLS], &bytes), [96], "an atom with one such element is missing");
         let census = Census::of([&CELLS], seed, &bytes);
-        assert_eq!(census, Census { elements: 16, survivors: 1, blank_atoms: 0, first: Some(9), last: Some(9) });
+        assert_eq!(
+            census,
+            Census { elements: 16, survivors: 1, blank_atoms: 0, first: Some(9), last: Some(9) }
+        );
         assert_eq!(census.verdict(seed.reach()), Verdict::Partial);
         assert_eq!(frontier(&[vec![CELLS]], seed, 0, &bytes), 0);
         bytes[100] = 1;

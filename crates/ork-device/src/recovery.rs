@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn trouble_climbs_the_ladder_and_ends() {
-        use Step::{GiveUp, Reread, Reset, Resubmit, Move, SecondSeed};
+        use Step::{GiveUp, Move, Reread, Reset, Resubmit, SecondSeed};
         let one = Means { reset: true, other_cores: 0 };
         let missed = [Reread, Resubmit, Reread, Resubmit, Reread, Reset, Reread, GiveUp];
         assert_eq!(steps(Trouble::Missed, one), missed);

@@ -141,7 +141,9 @@ impl Round<'_> {
             let core = chain.submission.core;
             if chain.writes.len() != chain.submission.tasks.len() {
                 let (cells, programs) = (chain.writes.len(), chain.submission.tasks.len());
-                return wrong(format!("{cells} descriptions of output for {programs} programs on core {core}"));
+                return wrong(format!(
+                    "{cells} descriptions of output for {programs} programs on core {core}"
+                ));
             }
             let mut cells = chain.writes.iter().flatten();
             if let Some(cells) = cells.find(|cells| !cells.fits(self.output.len())) {
@@ -155,7 +157,9 @@ impl Round<'_> {
         }
         lines.sort_unstable();
         match lines.windows(2).find(|pair| pair[1].0 < pair[0].1) {
-            Some(pair) => wrong(format!("cores {} and {} write to the same cache lines", pair[0].2, pair[1].2)),
+            Some(pair) => {
+                wrong(format!("cores {} and {} write to the same cache lines", pair[0].2, pair[1].2))
+            }
             None => Ok(()),
         }
     }

@@ -174,7 +174,9 @@ impl Device {
                 let elapsed = self.elapsed(ns);
                 Ok(Completed { core, tasks, elapsed, findings: self.objections(findings) })
             }
-            Ok(Ended::Done { tasks: tasks_done, .. }) => Err(SubmitError::Dropped { core, tasks_done, tasks }),
+            Ok(Ended::Done { tasks: tasks_done, .. }) => {
+                Err(SubmitError::Dropped { core, tasks_done, tasks })
+            }
             Ok(Ended::TimedOut { tasks: tasks_done }) => {
                 let timeout_ms = submission.timeout_ms.unwrap_or(self.timeout_ms);
                 Err(SubmitError::TimedOut { core, tasks_done, tasks, timeout_ms, findings })

@@ -16,7 +16,8 @@ fn sixty_four_descriptors_hold_a_model() {
         let options = DeviceOptions { emulated_driver: driver, ..DeviceOptions::default() };
         let device = Device::on_board(&board, &options).unwrap();
         // A model of 28 layers with 7 matrices each, and some to spare; its memory is never touched.
-        let weights: Vec<_> = (0..300).map(|index| device.alloc_weight(1 << (18 + index % 6)).unwrap()).collect();
+        let weights: Vec<_> =
+            (0..300).map(|index| device.alloc_weight(1 << (18 + index % 6)).unwrap()).collect();
         assert!(weights.iter().map(ork_device::DmaBuffer::len).sum::<u64>() > 700 << 20);
         drop(weights);
         drop(device);

@@ -9,8 +9,8 @@ mod support;
 use std::time::Duration;
 
 use ork_device::{
-    Device, DomainId, DriverKind, EventKind, Fault, FaultPlan, FindingKind, Purpose, Seed, SubmitError, SubmitMode,
-    When,
+    Device, DomainId, DriverKind, EventKind, Fault, FaultPlan, FindingKind, Purpose, Seed, SubmitError,
+    SubmitMode, When,
 };
 use support::*;
 
@@ -21,7 +21,9 @@ type KernelVersion = (DriverKind, [u32; 3]);
 fn ways() -> Vec<(KernelVersion, SubmitMode)> {
     let mut ways = vec![(KERNELS[3], SubmitMode::Auto)];
     for kernel in &KERNELS[..3] {
-        ways.extend([SubmitMode::Blocking, SubmitMode::Polled, SubmitMode::Fenced].map(|submit| (*kernel, submit)));
+        ways.extend(
+            [SubmitMode::Blocking, SubmitMode::Polled, SubmitMode::Fenced].map(|submit| (*kernel, submit)),
+        );
     }
     ways
 }
@@ -91,7 +93,11 @@ fn one_core_of_three_may_drop_its_job() {
             let faults = FaultPlan { dropped: When::Nth(nth), ..FaultPlan::default() };
             let (device, _) = recovering(kernel, faults, submit);
             survives(&device, 3, 2);
-            assert_eq!(events(&device, [EventKind::Resubmitted, EventKind::GaveUp]), [1, 0], "{kernel:?} {submit:?}");
+            assert_eq!(
+                events(&device, [EventKind::Resubmitted, EventKind::GaveUp]),
+                [1, 0],
+                "{kernel:?} {submit:?}"
+            );
         }
     }
 }
@@ -99,11 +105,8 @@ fn one_core_of_three_may_drop_its_job() {
 #[test]
 fn output_that_comes_after_the_interrupt_is_waited_for() {
     for (kernel, submit) in ways() {
-        let faults = FaultPlan {
-            late_write_back: When::Always,
-            late_write_back_ms: 2,
-            ..FaultPlan::default()
-        };
+        let faults =
+            FaultPlan { late_write_back: When::Always, late_write_back_ms: 2, ..FaultPlan::default() };
         // Waiting for late lines is no recovery: they come always with some precisions.
         let (device, _) = device_on(kernel, faults, |options| {
             options.submit = submit;
@@ -116,7 +119,12 @@ fn output_that_comes_after_the_interrupt_is_waited_for() {
             bench.assert_right();
         }
         let [late] = events(&device, [EventKind::LateLines]);
-        assert_eq!(late != 0, submit != SubmitMode::Polled, "{kernel:?} {submit:?}: {}", device.event_counts());
+        assert_eq!(
+            late != 0,
+            submit != SubmitMode::Polled,
+            "{kernel:?} {submit:?}: {}",
+            device.event_counts()
+        );
         assert_eq!(device.event_counts().recoveries(), 0);
     }
 }
@@ -186,7 +194,9 @@ fn a_lost_interrupt_costs_time_and_no_second_run() {
             (DriverKind::Rknpu, SubmitMode::Blocking) => assert_eq!((lost, resubmitted), (1, 0)),
             // Whoever looks at the output needs no interrupt; with a fence the fence is lost too, and the output is
             // seen all the same.
-            (DriverKind::Rknpu, _) => assert_eq!((lost, resubmitted), (0, 0), "{submit:?}: {}", device.event_counts()),
+            (DriverKind::Rknpu, _) => {
+                assert_eq!((lost, resubmitted), (0, 0), "{submit:?}: {}", device.event_counts())
+            }
             // The kernel gives the first program's successors up.
             (DriverKind::Rocket, _) => assert_eq!((lost, resubmitted), (0, 1), "{}", device.event_counts()),
         }
@@ -270,9 +280,10 @@ fn out_of_memory_at_each_allocation_is_an_error_and_leaks_nothing() {
                 Ok(())
             };
             let result = run();
-            let injected = board.take_findings().iter().any(|finding| {
-                matches!(finding.kind, FindingKind::Injected { fault: Fault::OutOfMemory })
-            });
+            let injected = board
+                .take_findings()
+                .iter()
+                .any(|finding| matches!(finding.kind, FindingKind::Injected { fault: Fault::OutOfMemory }));
             assert!(result.is_ok() || injected, "{kernel:?}, allocation {nth}: {result:?}");
             errors += u64::from(result.is_err());
             drop(device);

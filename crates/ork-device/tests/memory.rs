@@ -8,8 +8,8 @@ mod support;
 use std::os::fd::BorrowedFd;
 
 use ork_device::{
-    Board, Device, DeviceError, DeviceOptions, DomainId, DriverKind, EmuOptions, FaultPlan, OpenError, Purpose, SramUse,
-    SubmitMode,
+    Board, Device, DeviceError, DeviceOptions, DomainId, DriverKind, EmuOptions, FaultPlan, OpenError,
+    Purpose, SramUse, SubmitMode,
 };
 use support::*;
 
@@ -85,10 +85,11 @@ fn a_pooled_weight_works_and_cannot_be_read_back() {
 #[test]
 fn address_spaces_are_filled_one_after_the_other_before_they_overflow() {
     let mib = 1 << 20;
-    let (device, board) = device_on(KERNELS[2], FaultPlan { window_bytes: Some(12 * mib), ..Default::default() }, |options| {
-        options.domain_bytes_max = 8 * mib;
-        options.domains = 3;
-    });
+    let (device, board) =
+        device_on(KERNELS[2], FaultPlan { window_bytes: Some(12 * mib), ..Default::default() }, |options| {
+            options.domain_bytes_max = 8 * mib;
+            options.domains = 3;
+        });
     let held: Vec<_> = (0..6).map(|_| device.alloc_weight(4 * mib).unwrap()).collect();
     let domains: Vec<u8> = held.iter().map(|weight| weight.domain().0).collect();
     assert_eq!(domains, [0, 0, 1, 1, 2, 2]);
@@ -110,7 +111,8 @@ fn address_spaces_are_filled_one_after_the_other_before_they_overflow() {
 
 #[test]
 fn an_expected_total_is_spread_evenly() {
-    let (device, _) = device_on(KERNELS[2], FaultPlan::default(), |options| options.domain_bytes_max = 10 << 20);
+    let (device, _) =
+        device_on(KERNELS[2], FaultPlan::default(), |options| options.domain_bytes_max = 10 << 20);
     device.expect_weights(12 << 20);
     let held: Vec<_> = (0..12).map(|_| device.alloc_weight(1 << 20).unwrap()).collect();
     assert_eq!(device.weight_bytes()[..3], [6 << 20, 6 << 20, 0]);
@@ -120,7 +122,8 @@ fn an_expected_total_is_spread_evenly() {
 #[test]
 fn a_kernel_without_domains_has_one_window() {
     for kernel in [KERNELS[0], KERNELS[3]] {
-        let (device, _) = device_on(kernel, FaultPlan::default(), |options| options.domain_bytes_max = 1 << 20);
+        let (device, _) =
+            device_on(kernel, FaultPlan::default(), |options| options.domain_bytes_max = 1 << 20);
         let _weight = device.alloc_weight(1 << 20).unwrap();
         assert!(matches!(device.alloc_weight(1), Err(DeviceError::NoRoom { domains: 1, .. })), "{kernel:?}");
     }

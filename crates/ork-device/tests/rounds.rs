@@ -8,8 +8,8 @@ mod support;
 use std::time::Duration;
 
 use ork_device::{
-    Cells, Device, DeviceOptions, DomainId, DriverKind, Elapsed, EventKind, FaultPlan, Feature, OpenError, Purpose,
-    Seed, SramUse, Submission, SubmitError, SubmitMode,
+    Cells, Device, DeviceOptions, DomainId, DriverKind, Elapsed, EventKind, FaultPlan, Feature, OpenError,
+    Purpose, Seed, SramUse, Submission, SubmitError, SubmitMode,
 };
 use support::*;
 
@@ -76,7 +76,8 @@ fn a_fence_is_enough_without_a_seed_and_polling_is_not() {
 fn rocket_declines_by_name_what_it_does_not_have() {
     let device = plain(KERNELS[3], SubmitMode::Auto);
     let features = device.features();
-    for feature in [Feature::Domains, Feature::Chains, Feature::Fences, Feature::Reset, Feature::ImportDmaBuf] {
+    for feature in [Feature::Domains, Feature::Chains, Feature::Fences, Feature::Reset, Feature::ImportDmaBuf]
+    {
         let said = features.need(feature).unwrap_err().to_string();
         assert_eq!(said, format!("rocket does not offer {feature}"));
     }
@@ -130,15 +131,27 @@ fn rounds_that_cannot_be_right_are_refused_before_anything_runs() {
         *writes = own.into();
     };
     assert!(
-        refusal(&mut bench, &|round| round.chains[0].writes = vec![vec![]; 2].into()).contains("writes nothing")
+        refusal(&mut bench, &|round| round.chains[0].writes = vec![vec![]; 2].into())
+            .contains("writes nothing")
     );
     let twice = Submission::new(0, vec![ork_device::Task::dpu(ork_isa::Iova(64), 108, 13); 2]);
     assert!(refusal(&mut bench, &|round| round.chains.clear()).contains("no chain"));
     assert!(refusal(&mut bench, &|round| round.live.end += 1).contains("leave an output"));
-    assert!(refusal(&mut bench, &|round| round.chains[0].programs_live.end += 1).contains("leave their buffer"));
-    assert!(refusal(&mut bench, &|round| round.chains[0].writes = round.chains[0].writes[..1].into()).contains("1 descriptions"));
-    assert!(refusal(&mut bench, &|round| edit(&mut round.chains[0].writes, |cells| cells.offset += 8)).contains("are no cells"));
-    assert!(refusal(&mut bench, &|round| edit(&mut round.chains[0].writes, |cells| cells.offset = 1 << 40)).contains("are no cells"));
+    assert!(
+        refusal(&mut bench, &|round| round.chains[0].programs_live.end += 1).contains("leave their buffer")
+    );
+    assert!(
+        refusal(&mut bench, &|round| round.chains[0].writes = round.chains[0].writes[..1].into())
+            .contains("1 descriptions")
+    );
+    assert!(
+        refusal(&mut bench, &|round| edit(&mut round.chains[0].writes, |cells| cells.offset += 8))
+            .contains("are no cells")
+    );
+    assert!(
+        refusal(&mut bench, &|round| edit(&mut round.chains[0].writes, |cells| cells.offset = 1 << 40))
+            .contains("are no cells")
+    );
     let shared = refusal(&mut bench, &|round| edit(&mut round.chains[1].writes, |cells| cells.offset = 1024));
     assert!(shared.contains("cores 0 and 1 write to the same cache lines"), "{shared}");
     let mut round = bench.round();
@@ -176,7 +189,10 @@ fn a_pending_round_shows_progress_and_lands() {
         let mut last = vec![0, 0];
         while last != [5, 5] {
             let progress = pending.progress().unwrap();
-            assert!(progress.iter().zip(&last).all(|(now, before)| now >= before), "{progress:?} after {last:?}");
+            assert!(
+                progress.iter().zip(&last).all(|(now, before)| now >= before),
+                "{progress:?} after {last:?}"
+            );
             last = progress;
         }
         pending.wait().unwrap();

@@ -10,7 +10,8 @@ use ork_driver::{FaultRun, fault_run};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number = |index: usize, default: u64| arguments.get(index).and_then(|n| n.parse().ok()).unwrap_or(default);
+    let number =
+        |index: usize, default: u64| arguments.get(index).and_then(|n| n.parse().ok()).unwrap_or(default);
     let word = |index: usize| arguments.get(index).map(String::as_str).unwrap_or_default();
     let run = FaultRun {
         products: number(0, 1_000_000),

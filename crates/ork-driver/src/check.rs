@@ -79,12 +79,14 @@ impl ProductCheck {
 
     /// Whether a row of results is that of a row of features.
     pub(crate) fn holds<C: Into<i64> + Copy>(&self, a: &[i8], c: &[C]) -> bool {
-        let expected = a.iter().zip(&self.depth).fold(0_u64, |sum, (code, depth)| {
-            sum.wrapping_add(depth.wrapping_mul(modular(*code)))
-        });
-        let found = c.iter().enumerate().fold(0_u64, |sum, (n, value)| {
-            sum.wrapping_add(random(n).wrapping_mul(modular(*value)))
-        });
+        let expected = a
+            .iter()
+            .zip(&self.depth)
+            .fold(0_u64, |sum, (code, depth)| sum.wrapping_add(depth.wrapping_mul(modular(*code))));
+        let found = c
+            .iter()
+            .enumerate()
+            .fold(0_u64, |sum, (n, value)| sum.wrapping_add(random(n).wrapping_mul(modular(*value))));
         expected == found
     }
 }

@@ -450,13 +450,16 @@ impl Driver {
                     regcmds: &mut regcmds,
                     programs: &chains,
                 };
-                let here = Here { plan: &plan, shape_index: pass.shape_index, completion: self.options.completion };
-                here.run(&self.device, cells, &Pool(submitters), bound).map_err(|source| DriverError::Submit {
-                    name: weight.name().to_owned(),
-                    m,
-                    k: weight.k(),
-                    n: weight.n(),
-                    source,
+                let here =
+                    Here { plan: &plan, shape_index: pass.shape_index, completion: self.options.completion };
+                here.run(&self.device, cells, &Pool(submitters), bound).map_err(|source| {
+                    DriverError::Submit {
+                        name: weight.name().to_owned(),
+                        m,
+                        k: weight.k(),
+                        n: weight.n(),
+                        source: Box::new(source),
+                    }
                 })
             };
             let mut completed = submit();

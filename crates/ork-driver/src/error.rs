@@ -87,7 +87,7 @@ pub enum DriverError {
         /// Columns.
         n: usize,
         /// What happened.
-        source: SubmitError,
+        source: Box<SubmitError>,
     },
     /// The check on the CPU says that the result is not the product of the operands.
     #[error("matmul {m}x{k}x{n} with {name}: row {row} is wrong, computed {attempt} times")]

@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use ork_device::{
-    Cells, Chain, Completed, Device, DmaBuffer, DomainId, Feature, Input, Round, Seed, Spread,
-    Submission, SubmitError, SubmitMode, Task, Witness,
+    Cells, Chain, Completed, Device, DmaBuffer, DomainId, Feature, Input, Round, Seed, Spread, Submission,
+    SubmitError, SubmitMode, Task, Witness,
 };
 use ork_isa::Precision;
 use ork_layout::{Format, OutputLayout};
@@ -247,7 +247,9 @@ mod tests {
             for (m, k, n) in [(1, 64, 64), (5, 512, 320), (70, 2048, 128), (33, 4096, 64)] {
                 let Ok(weight) = weight_layout(format, k, n, &RK3588) else { continue };
                 let problem = Problem { m, weight };
-                let Decision::Accept(plan) = decide(&problem, &RK3588, &PlanOptions::default()) else { continue };
+                let Decision::Accept(plan) = decide(&problem, &RK3588, &PlanOptions::default()) else {
+                    continue;
+                };
                 for shape in plan.shapes() {
                     for tile in shape.chains.iter().flat_map(|chain| &chain.programs) {
                         let told = |tile: &TileProgram| {

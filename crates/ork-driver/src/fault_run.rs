@@ -9,8 +9,8 @@ use std::fmt;
 use std::time::Duration;
 
 use ork_device::{
-    Board, Device, DeviceOptions, DriverKind, EmuOptions, EventCounts, EventKind, Fault, FaultPlan, OpenError,
-    RecoveryMode, SubmitMode, When,
+    Board, Device, DeviceOptions, DriverKind, EmuOptions, EventCounts, EventKind, Fault, FaultPlan,
+    OpenError, RecoveryMode, SubmitMode, When,
 };
 
 use crate::check::VerifyMode;
@@ -56,7 +56,8 @@ impl FaultRun {
     #[must_use]
     pub fn every_fault(one_in: u32) -> FaultPlan {
         let rate = |factor: u32| {
-            let share = std::num::NonZeroU32::new(one_in.saturating_mul(factor)).unwrap_or(std::num::NonZeroU32::MIN);
+            let share =
+                std::num::NonZeroU32::new(one_in.saturating_mul(factor)).unwrap_or(std::num::NonZeroU32::MIN);
             When::OneIn(share)
         };
         FaultPlan {
@@ -128,7 +129,11 @@ impl fmt::Display for FaultTally {
             separator = ", ";
         }
         writeln!(f)?;
-        writeln!(f, "noticed: {}; {} calls repeated; {} weights loaded again", self.events, self.interruptions, self.reloads)?;
+        writeln!(
+            f,
+            "noticed: {}; {} calls repeated; {} weights loaded again",
+            self.events, self.interruptions, self.reloads
+        )?;
         for (error, count) in &self.errors {
             writeln!(f, "error: {error}: {count}")?;
         }

@@ -269,7 +269,8 @@ impl Residency {
     /// Brings a weight in, and keeps it until the pin is dropped.
     fn pin(&self, id: Id) -> Result<Pin<'_>> {
         let inside = &self.inside;
-        let (slot, memory, next) = inside.bring(id, Need::Now)?.expect("the lease keeps the weight, and a use waits for room");
+        let (slot, memory, next) =
+            inside.bring(id, Need::Now)?.expect("the lease keeps the weight, and a use waits for room");
         if let (Some(next), Some(ahead)) = (next, &self.ahead) {
             // A thread that is gone brings nothing in.
             let _ = ahead.send(next);

@@ -22,7 +22,8 @@ fn without_faults_nothing_is_noticed() {
         (DriverKind::Rknpu, SubmitMode::Polled),
         (DriverKind::Rocket, SubmitMode::Auto),
     ] {
-        let quiet = FaultRun { faults: FaultPlan::default(), products: 300, ..short(kernel, [0, 9, 8], submit) };
+        let quiet =
+            FaultRun { faults: FaultPlan::default(), products: 300, ..short(kernel, [0, 9, 8], submit) };
         let tally = run(&quiet);
         assert!(tally.is_clean(), "{tally}");
         assert_eq!(tally.events.to_string(), "no events");
@@ -70,7 +71,8 @@ fn a_dead_core_besides() {
 fn errors_are_counted_by_what_they_say() {
     // The control: a board on which nothing ever completes.
     let faults = FaultPlan { hang: When::Always, ..FaultPlan::default() };
-    let hopeless = FaultRun { faults, products: 3, ..short(DriverKind::Rknpu, [0, 9, 8], SubmitMode::Blocking) };
+    let hopeless =
+        FaultRun { faults, products: 3, ..short(DriverKind::Rknpu, [0, 9, 8], SubmitMode::Blocking) };
     let tally = run(&hopeless);
     assert!(!tally.is_clean());
     assert_eq!(tally.errors.values().sum::<u64>(), 3, "{tally}");
@@ -79,6 +81,7 @@ fn errors_are_counted_by_what_they_say() {
 
 #[test]
 fn the_watcher_may_end_it() {
-    let tally = fault_run(&FaultRun { faults: FaultPlan::default(), ..FaultRun::default() }, &mut |_| false).unwrap();
+    let tally =
+        fault_run(&FaultRun { faults: FaultPlan::default(), ..FaultRun::default() }, &mut |_| false).unwrap();
     assert_eq!(tally.products, 64);
 }

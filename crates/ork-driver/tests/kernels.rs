@@ -4,9 +4,7 @@
 
 mod support;
 
-use ork_device::{
-    Board, Device, DeviceOptions, DriverKind, EmuOptions, RecoveryMode, SubmitMode,
-};
+use ork_device::{Board, Device, DeviceOptions, DriverKind, EmuOptions, RecoveryMode, SubmitMode};
 use ork_driver::{CompletionMode, Driver, DriverOptions, Operands, Values};
 use ork_testkit::{Budget, Case, Shape, cases, reference};
 
@@ -112,7 +110,9 @@ fn weights_in_several_address_spaces_multiply_each_in_its_own() {
         let (weights, features) = (case.weights(), case.features());
         let want = reference::fast_i8(&features, &weights, case.shape);
         let load = || {
-            driver.load_codes("case", 256, 128, &|row, out| out.copy_from_slice(&weights[row * 256..][..256])).unwrap()
+            driver
+                .load_codes("case", 256, 128, &|row, out| out.copy_from_slice(&weights[row * 256..][..256]))
+                .unwrap()
         };
         let held: Vec<_> = (0..10).map(|_| load()).collect();
         assert_eq!(board.live().domains, 3, "domains 1 to 3 besides 0");

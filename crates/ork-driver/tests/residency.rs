@@ -39,7 +39,8 @@ fn model(driver: DriverKind, resident: u64, slots: u64, change: impl FnOnce(&mut
             let case = Case::new(SHAPE, seed);
             let want = reference::fast_i8(&case.features(), &case.weights(), SHAPE);
             let weights = case.weights();
-            let weight = driver.load_codes("w", 512, 256, &|row, out| out.copy_from_slice(&weights[row * 512..][..512]));
+            let weight = driver
+                .load_codes("w", 512, 256, &|row, out| out.copy_from_slice(&weights[row * 512..][..512]));
             (case, want, weight.unwrap())
         })
         .collect();
@@ -127,7 +128,8 @@ fn mapped_weights_are_not_copied() {
 
 #[test]
 fn weights_of_many_sizes_share_the_slots() {
-    let residency = ResidencyOptions { stream: StreamMode::All, window_bytes: 4 << 20, ..ResidencyOptions::default() };
+    let residency =
+        ResidencyOptions { stream: StreamMode::All, window_bytes: 4 << 20, ..ResidencyOptions::default() };
     let board = Board::new(&EmuOptions::default());
     let device = Device::on_board(&board, &DeviceOptions::default()).unwrap();
     let driver = Driver::new(device, DriverOptions { residency, ..DriverOptions::default() }).unwrap();
@@ -175,7 +177,8 @@ fn without_streaming_a_full_address_space_is_an_error_with_advice() {
 
 #[test]
 fn what_is_larger_than_the_window_is_refused() {
-    let residency = ResidencyOptions { stream: StreamMode::All, window_bytes: BYTES - 1, ..ResidencyOptions::default() };
+    let residency =
+        ResidencyOptions { stream: StreamMode::All, window_bytes: BYTES - 1, ..ResidencyOptions::default() };
     let device = Device::on_board(&Board::new(&EmuOptions::default()), &DeviceOptions::default()).unwrap();
     let driver = Driver::new(device, DriverOptions { residency, ..DriverOptions::default() }).unwrap();
     let error = driver.load_codes("w", 512, 256, &|_, out| out.fill(1)).unwrap_err();
@@ -198,7 +201,8 @@ fn no_memory_for_a_slot_is_an_error_and_the_next_use_works() {
     for nth in 1..8 {
         let faults = FaultPlan { out_of_memory: ork_device::When::Nth(nth), ..FaultPlan::default() };
         let board = Board::new(&EmuOptions { faults, ..EmuOptions::default() });
-        let device = Device::on_board(&board, &DeviceOptions { cores: 1, ..DeviceOptions::default() }).unwrap();
+        let device =
+            Device::on_board(&board, &DeviceOptions { cores: 1, ..DeviceOptions::default() }).unwrap();
         let residency = ResidencyOptions { stream: StreamMode::All, ..ResidencyOptions::default() };
         let driver = Driver::new(device, DriverOptions { residency, ..DriverOptions::default() }).unwrap();
         let case = Case::new(SHAPE, nth);

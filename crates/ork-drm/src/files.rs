@@ -107,8 +107,7 @@ impl Files for HostFiles {
     fn allocate(&self, len: u64) -> Result<RawFd, Errno> {
         let file = std::fs::OpenOptions::new().read(true).write(true).open(&self.heap);
         let file = file.map_err(|error| Errno::from_io(&error))?;
-        let mut argument =
-            DmaHeapAllocation { len, fd: 0, fd_flags: dma_buf::HEAP_FD_FLAGS, heap_flags: 0 };
+        let mut argument = DmaHeapAllocation { len, fd: 0, fd_flags: dma_buf::HEAP_FD_FLAGS, heap_flags: 0 };
         ioctl(std::os::fd::AsRawFd::as_raw_fd(&file), dma_buf::HEAP_ALLOC, argument.as_mut_bytes())?;
         RawFd::try_from(argument.fd).map_err(|_| Errno::EBADF)
     }

@@ -183,8 +183,11 @@ impl<T: Transport> Rknpu<T> {
     /// [`RknpuError::MemCreate`].
     pub fn mem_query(&self, handle: u32) -> Result<Buffer, RknpuError> {
         let mut argument = RknpuMemCreate { handle, ..Default::default() };
-        self.call(uapi::MEM_CREATE, &mut argument)
-            .map_err(|source| RknpuError::MemCreate { size: 0, domain: 0, source })?;
+        self.call(uapi::MEM_CREATE, &mut argument).map_err(|source| RknpuError::MemCreate {
+            size: 0,
+            domain: 0,
+            source,
+        })?;
         let RknpuMemCreate { handle, size, obj_addr, dma_addr, sram_size, .. } = argument;
         Ok(Buffer { handle, size, obj_addr, dma_addr, sram_size })
     }

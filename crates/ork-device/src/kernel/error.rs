@@ -46,7 +46,9 @@ impl KernelError {
         match self {
             Self::Rknpu(error) => error.hint(),
             Self::Rocket(error) => error.hint(),
-            Self::File { source: Errno::EMFILE, .. } => Some("too many open files: raise the limit (ulimit -n)"),
+            Self::File { source: Errno::EMFILE, .. } => {
+                Some("too many open files: raise the limit (ulimit -n)")
+            }
             Self::File { .. } => None,
             Self::Unsupported(_) => Some("use the other kernel driver, or leave the option at its default"),
         }

@@ -14,8 +14,8 @@ use crate::buffer::DomainId;
 use crate::device::DeviceInfo;
 use crate::found::dotted;
 use crate::kernel::{
-    Direction, DriverKind, Ended, Feature, Features, Fence, Fenced, Job, Kernel, KernelError, Object, Request,
-    Word,
+    Direction, DriverKind, Ended, Feature, Features, Fence, Fenced, Job, Kernel, KernelError, Object,
+    Request, Word,
 };
 
 /// First driver with address spaces (`uapi.md` A.14).

@@ -16,8 +16,8 @@ use ork_rocket::{Job as RocketJob, Rocket, RocketError, Task as RocketTask};
 
 use crate::buffer::DomainId;
 use crate::kernel::{
-    Direction, DriverKind, Ended, Feature, Features, Fence, Fenced, Job, Kernel, KernelError, Object, Request,
-    Unsupported, Word,
+    Direction, DriverKind, Ended, Feature, Features, Fence, Fenced, Job, Kernel, KernelError, Object,
+    Request, Unsupported, Word,
 };
 
 /// Programs of one kernel job. The driver gives a job 500 ms for all its programs; the longest program that plans

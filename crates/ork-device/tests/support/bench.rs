@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use ork_device::{
-    Board, Cells, Chain, Completed, Device, DeviceOptions, DmaBuffer, DomainId, DriverKind, EmuOptions, EventKind,
-    FaultPlan, Input, Pending, Purpose, RecoveryMode, ResidentBuffer, Round, Seed, Submission, SubmitError, SubmitMode,
-    Task, Threads, Witness,
+    Board, Cells, Chain, Completed, Device, DeviceOptions, DmaBuffer, DomainId, DriverKind, EmuOptions,
+    EventKind, FaultPlan, Input, Pending, Purpose, RecoveryMode, ResidentBuffer, Round, Seed, Submission,
+    SubmitError, SubmitMode, Task, Threads, Witness,
 };
 use ork_isa::{Iova, Link};
 
@@ -41,7 +41,11 @@ pub(crate) fn device_on(
 }
 
 /// As [`device_on`], and allowed to try again.
-pub(crate) fn recovering(kernel: (DriverKind, [u32; 3]), faults: FaultPlan, submit: SubmitMode) -> (Device, Board) {
+pub(crate) fn recovering(
+    kernel: (DriverKind, [u32; 3]),
+    faults: FaultPlan,
+    submit: SubmitMode,
+) -> (Device, Board) {
     device_on(kernel, faults, |options| {
         options.recovery = RecoveryMode::Allow;
         options.submit = submit;
@@ -67,11 +71,18 @@ pub(crate) struct Bench {
 impl Bench {
     /// `chain` programs on each of the first `cores` cores.
     pub(crate) fn new(device: &Device, domain: DomainId, cores: u8, chain: usize, seed: u64) -> Self {
-        let output = device.alloc_in(domain, Purpose::Data, C_BYTES * chain as u64 * u64::from(cores)).unwrap();
+        let output =
+            device.alloc_in(domain, Purpose::Data, C_BYTES * chain as u64 * u64::from(cores)).unwrap();
         Self::with_output(device, output, cores, chain, seed)
     }
 
-    pub(crate) fn with_output(device: &Device, output: DmaBuffer, cores: u8, chain: usize, seed: u64) -> Self {
+    pub(crate) fn with_output(
+        device: &Device,
+        output: DmaBuffer,
+        cores: u8,
+        chain: usize,
+        seed: u64,
+    ) -> Self {
         let domain = output.domain();
         let alloc = |len: usize| device.alloc_in(domain, Purpose::Data, len as u64).unwrap();
         let b_values = noise(seed + 1000, K * N);
