@@ -212,26 +212,21 @@ fn check(
     let trial = Trial::new(step.product, size, 1);
     let options =
         DriverOptions { plan: PlanOptions { cores: step.cores, ..driver.plan.clone() }, ..driver.clone() };
-    let on = |kind: DeviceKind| -> Result<Values, String> {
-        let mut device = DeviceOptions { cores: step.cores, ..device.clone() };
-        if kind == DeviceKind::Sim {
-            device.kind = kind;
-            device.node = None;
-            // The witness is the model as it stands: no faults, no other readings, no finding passed over.
-            device.emulated = Default::default();
-            device.emulated.sim.strict = true;
-        }
+    let on = |device: DeviceOptions| -> Result<Values, String> {
         let device = Device::open(&device).map_err(|error| chain(&error))?;
         let driver = Driver::new(device, options.clone()).map_err(|error| chain(&error))?;
         trial.run(&driver).map_err(|error| chain(&error))
     };
-    let simulated =
-        on(DeviceKind::Sim).map_err(|trouble| format!("not submitted, the simulator: {trouble}"))?;
+    // The witness is the model as it stands: no faults, no other readings, no finding passed over.
+    let mut witness = DeviceOptions { kind: DeviceKind::Sim, cores: step.cores, ..Default::default() };
+    witness.emulated.sim.strict = true;
+    let simulated = on(witness).map_err(|trouble| format!("not submitted, the simulator: {trouble}"))?;
     let found = trial.compare(&simulated);
     if found.wrong > 0 {
         return Err(format!("not submitted, simulated wrong: {}", verdict(&found)));
     }
-    let real = on(device.kind).map_err(|trouble| format!("device: {trouble}"))?;
+    let real = on(DeviceOptions { cores: step.cores, ..device.clone() })
+        .map_err(|trouble| format!("device: {trouble}"))?;
     match first_difference(&simulated, &real) {
         None => Ok(verdict(&found)),
         Some(at) => Err(format!(
