@@ -136,7 +136,7 @@ impl Round<'_> {
 
     fn check_cells(&self) -> Result<(), SubmitError> {
         let wrong = |what: String| Err(SubmitError::Round(what));
-        let mut lines: Vec<(u64, u64, u8)> = Vec::with_capacity(self.chains.len());
+        let mut lines: Vec<(u64, u64, u8)> = Vec::new();
         for chain in &self.chains {
             let core = chain.submission.core;
             if chain.writes.len() != chain.submission.tasks.len() {
@@ -152,16 +152,24 @@ impl Round<'_> {
             if let Some(program) = chain.writes.iter().position(Vec::is_empty) {
                 return wrong(format!("program {program} of core {core} writes nothing that could be seen"));
             }
-            let hull = hull(&chain.writes);
-            lines.push((hull.start / CACHE_LINE_BYTES, hull.end.div_ceil(CACHE_LINE_BYTES), core));
+            lines.extend(chain.writes.iter().flatten().map(|cells| {
+                let hull = cells.hull();
+                (hull.start / CACHE_LINE_BYTES, hull.end.div_ceil(CACHE_LINE_BYTES), core)
+            }));
         }
         lines.sort_unstable();
-        match lines.windows(2).find(|pair| pair[1].0 < pair[0].1) {
-            Some(pair) => {
-                wrong(format!("cores {} and {} write to the same cache lines", pair[0].2, pair[1].2))
+        // Of what begins before a line, the part that reaches furthest, for each core.
+        let mut reach: Vec<(u8, u64)> = Vec::with_capacity(self.chains.len());
+        for (start, end, core) in lines {
+            if let Some((other, _)) = reach.iter().find(|(other, until)| *other != core && *until > start) {
+                return wrong(format!("cores {other} and {core} write to the same cache lines"));
             }
-            None => Ok(()),
+            match reach.iter_mut().find(|(own, _)| *own == core) {
+                Some((_, until)) => *until = end.max(*until),
+                None => reach.push((core, end)),
+            }
         }
+        Ok(())
     }
 
     fn method(&self, device: &Device, core: u8) -> Result<Method, SubmitError> {

@@ -11,6 +11,11 @@ pub(crate) struct DatapathGate {
 }
 
 impl DatapathGate {
+    /// Where the datapath stands.
+    pub(crate) fn state(&self) -> DatapathState {
+        self.state
+    }
+
     /// Whether the next programs of this mode may be those of the fold.
     pub(crate) fn may_fold(&self, datapath: Datapath) -> bool {
         self.state.may_fold(datapath)

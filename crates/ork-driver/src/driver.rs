@@ -76,11 +76,11 @@ type Verdict = Result<(), Arc<DriverError>>;
 /// What one product at a time uses.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    buffers: Scratches,
-    datapath: DatapathGate,
-    cells: KnownCells,
+    pub(crate) buffers: Scratches,
+    pub(crate) datapath: DatapathGate,
+    pub(crate) cells: KnownCells,
     /// One thread for each core: a submit blocks its thread.
-    submitters: rayon::ThreadPool,
+    pub(crate) submitters: rayon::ThreadPool,
 }
 
 /// What the feature buffer holds, and the scale of each of its rows.
@@ -332,7 +332,7 @@ impl Driver {
     }
 
     /// The plan for `m` rows; one that does not fold if it must not.
-    fn plan(&self, weight: &Weight, m: usize, may_fold: bool) -> Result<Arc<Plan>, DriverError> {
+    pub(crate) fn plan(&self, weight: &Weight, m: usize, may_fold: bool) -> Result<Arc<Plan>, DriverError> {
         let m = u32::try_from(m).unwrap_or(u32::MAX);
         let problem = Problem { m, weight: weight.layout().clone() };
         let decide = |options: &PlanOptions| match decide(&problem, &self.soc, options) {
@@ -462,7 +462,19 @@ impl Driver {
                     }
                 })
             };
+            let resets = || {
+                let counts = self.device.event_counts();
+                [EventKind::TimedOut, EventKind::Reset, EventKind::Reaped].map(|kind| counts.of(kind))
+            };
+            let before = resets();
             let mut completed = submit();
+            if before != resets() {
+                // The NPU was reset under the pass: what was warm is cold, and floats behind it may be stale.
+                datapath.failed();
+                if plan.datapath() == Datapath::Float {
+                    transition = Transition::Rewarm;
+                }
+            }
             if std::mem::replace(&mut transition, Transition::Free) == Transition::Rewarm && completed.is_ok()
             {
                 completed = submit();

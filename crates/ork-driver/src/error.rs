@@ -6,6 +6,8 @@ use ork_plan::{Datapath, Decline};
 use ork_quant::QuantError;
 use ork_synth::SynthError;
 
+use crate::transitions::NoWay;
+
 /// A weight could not be held, or a product not computed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -163,6 +165,25 @@ pub enum DriverError {
         /// The largest magnitude of a product.
         largest: u64,
     },
+    /// Two operations of a queue must not follow each other.
+    #[error(transparent)]
+    NoWay(NoWay),
+    /// A buffer operation of several products in one chain failed.
+    #[error("products in one chain: {doing}")]
+    Batch {
+        /// What was being done.
+        doing: &'static str,
+        /// Why it failed.
+        source: DeviceError,
+    },
+    /// The device did not complete several products in one chain. No result was read.
+    #[error("{operations} products in one chain")]
+    BatchSubmit {
+        /// How many.
+        operations: usize,
+        /// What happened.
+        source: SubmitError,
+    },
     /// The device cannot hold weights as the options ask for.
     #[error("option driver.residency cannot be met")]
     Residency {
@@ -187,7 +208,7 @@ impl DriverError {
                 Some("ask for the int16 product through bytes, which is exact".to_owned())
             }
             Self::Buffer { source, .. } | Self::Datapath { source, .. } => source.hint().map(str::to_owned),
-            Self::Submit { source, .. } => source.hint().map(str::to_owned),
+            Self::Submit { source, .. } | Self::BatchSubmit { source, .. } => source.hint().map(str::to_owned),
             Self::Objection { .. } | Self::Synth { .. } => Some(
                 "please report it with the shape; `offload.route = \"cpu\"` avoids the NPU meanwhile"
                     .to_owned(),

@@ -130,21 +130,6 @@ impl Here<'_> {
         &self.plan.shapes()[self.shape_index]
     }
 
-    /// How the end of the pass is known on this device.
-    pub(crate) fn witness(&self, device: &Device, submit: SubmitMode) -> Witness {
-        let format = self.plan.format();
-        let enough = self.completion == CompletionMode::Auto
-            && submit != SubmitMode::Polled
-            && !device.features().has(Feature::HiddenErrors)
-            && !lags(format);
-        if enough {
-            return Witness::KernelWord;
-        }
-        let tiles = self.shape().chains.iter().flat_map(|chain| &chain.programs);
-        let depth = tiles.map(|tile| tile.k).max().unwrap_or(0);
-        Witness::Seed(seed_of(format, depth.into()))
-    }
-
     /// Runs the pass; its results are readable in the output's live range then.
     pub(crate) fn run(
         self,
@@ -155,7 +140,9 @@ impl Here<'_> {
     ) -> Result<Vec<Completed>, SubmitError> {
         let shape = self.shape();
         let domain = bound.outputs.domain();
-        let witness = self.witness(device, device.submit_mode());
+        let tiles = shape.chains.iter().flat_map(|chain| &chain.programs);
+        let depth = tiles.map(|tile| tile.k).max().unwrap_or(0);
+        let witness = witness_of(device, self.plan.format(), depth.into(), self.completion);
         let submissions: Vec<Submission> =
             bound.programs.iter().map(|programs| submission(programs, domain)).collect();
         let mut chains = Vec::with_capacity(submissions.len());
@@ -192,6 +179,15 @@ impl Here<'_> {
     }
 }
 
+/// How the end of programs is known on a device that add `depth` products for each result.
+pub(crate) fn witness_of(device: &Device, format: Format, depth: u64, completion: CompletionMode) -> Witness {
+    let enough = completion == CompletionMode::Auto
+        && device.submit_mode() != SubmitMode::Polled
+        && !device.features().has(Feature::HiddenErrors)
+        && !lags(format);
+    if enough { Witness::KernelWord } else { Witness::Seed(seed_of(format, depth)) }
+}
+
 /// Whether results become visible after the interrupt: seen for int4 (`isa-int4-sdp.md` §1.10).
 fn lags(format: Format) -> bool {
     format.input() == Precision::Int4
@@ -211,7 +207,7 @@ pub(crate) fn seed_of(format: Format, depth: u64) -> Seed {
 }
 
 /// What the time of a chain depends on.
-fn geometry(shape: &PassShape, core: u8) -> u64 {
+pub(crate) fn geometry(shape: &PassShape, core: u8) -> u64 {
     let mut hasher = DefaultHasher::new();
     shape.features.format().hash(&mut hasher);
     shape.chains.len().hash(&mut hasher);
@@ -221,14 +217,18 @@ fn geometry(shape: &PassShape, core: u8) -> u64 {
     hasher.finish()
 }
 
-fn submission(programs: &ProgramSet, domain: DomainId) -> Submission {
-    let task = |index| Task {
+/// What the kernel is told of programs.
+pub(crate) fn tasks(programs: &ProgramSet) -> impl Iterator<Item = Task> + '_ {
+    (0..programs.len()).map(|index| Task {
         regcmd: programs.program_address(index),
         body_words: programs.fetch_words(),
         enable_mask: ProgramSet::ENABLE_MASK,
         int_mask: ProgramSet::INTERRUPT_MASK,
-    };
-    Submission::new(programs.core(), (0..programs.len()).map(task).collect()).in_domain(domain)
+    })
+}
+
+fn submission(programs: &ProgramSet, domain: DomainId) -> Submission {
+    Submission::new(programs.core(), tasks(programs).collect()).in_domain(domain)
 }
 
 #[cfg(test)]
