@@ -9,6 +9,7 @@ mod conformance;
 mod devices;
 mod emulate;
 mod failure;
+mod faults;
 mod flags;
 mod matmul;
 mod model;
@@ -48,6 +49,8 @@ enum Command {
     Matmul(matmul::MatmulArgs),
     /// Check the device against the simulator, in order of rising risk
     Selftest(selftest::SelftestArgs),
+    /// Multiply on an emulated board where everything fails at random, and count
+    Faults(faults::FaultsArgs),
     /// Run recorded NPU programs on the simulator and compare their results
     Conformance(conformance::ConformanceArgs),
     /// Register programs: decode, encode, diff, lint, explain
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args),
         Command::Matmul(args) => matmul::run(&args),
         Command::Selftest(args) => selftest::run(&args),
+        Command::Faults(args) => faults::run(&args),
         Command::Conformance(args) => conformance::run(&args),
         Command::Regcmd(args) => regcmd::run(&args),
         Command::Model(args) => model::run(&args),

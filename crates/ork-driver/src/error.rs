@@ -182,7 +182,7 @@ pub enum DriverError {
         /// How many.
         operations: usize,
         /// What happened.
-        source: SubmitError,
+        source: Box<SubmitError>,
     },
     /// The device cannot hold weights as the options ask for.
     #[error("option driver.residency cannot be met")]
@@ -208,7 +208,9 @@ impl DriverError {
                 Some("ask for the int16 product through bytes, which is exact".to_owned())
             }
             Self::Buffer { source, .. } | Self::Datapath { source, .. } => source.hint().map(str::to_owned),
-            Self::Submit { source, .. } | Self::BatchSubmit { source, .. } => source.hint().map(str::to_owned),
+            Self::Submit { source, .. } | Self::BatchSubmit { source, .. } => {
+                source.hint().map(str::to_owned)
+            }
             Self::Objection { .. } | Self::Synth { .. } => Some(
                 "please report it with the shape; `offload.route = \"cpu\"` avoids the NPU meanwhile"
                     .to_owned(),

@@ -353,7 +353,7 @@ impl Driver {
         let round = Round { chains, output: outputs, live, witness, inputs };
         let completed = device.run(round, &Pool(submitters)).map_err(|source| {
             datapath.failed();
-            DriverError::BatchSubmit { operations: count, source }
+            DriverError::BatchSubmit { operations: count, source: Box::new(source) }
         })?;
         if let Some(finding) = completed.iter().flat_map(|done| done.findings()).next() {
             let op = &ops[batch[0].index];
