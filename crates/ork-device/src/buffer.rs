@@ -10,7 +10,7 @@ use ork_isa::Iova;
 use ork_rknpu::uapi::RknpuTask;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::counters::add;
 use crate::error::DeviceError;
@@ -423,11 +423,18 @@ impl DmaBuffer {
         Arc::ptr_eq(&self.region.slab.device, device)
     }
 
-    /// Fills the head of the buffer with task descriptors; there must be room.
-    pub(crate) fn write_tasks(&mut self, tasks: impl Iterator<Item = RknpuTask>) {
+    /// Fills the head of the buffer with task descriptors; there must be room. Whether they differ from those that were
+    /// there, but for what the kernel writes into them.
+    pub(crate) fn write_tasks(&mut self, tasks: impl Iterator<Item = RknpuTask>) -> bool {
+        let mut changed = false;
         for (place, task) in self.host_mut().chunks_exact_mut(size_of::<RknpuTask>()).zip(tasks) {
-            place.copy_from_slice(task.as_bytes());
+            let old = RknpuTask::read_from_bytes(place).map(|old| RknpuTask { int_status: 0, ..old });
+            if old != Ok(task) {
+                place.copy_from_slice(task.as_bytes());
+                changed = true;
+            }
         }
+        changed
     }
 }
 

@@ -219,15 +219,16 @@ impl Device {
                 entry.into_mut()
             }
         };
-        array.write_tasks(submission.tasks.iter().map(|task| RknpuTask {
+        let tasks = submission.tasks.iter().map(|task| RknpuTask {
             enable_mask: task.enable_mask,
             int_mask: task.int_mask,
             int_clear: INT_CLEAR_ALL,
             regcfg_amount: task.body_words,
             regcmd_addr: u64::from(task.regcmd.0),
             ..RknpuTask::default()
-        }));
-        array.flush(0..bytes)
+        });
+        // The same programs again and again need no other descriptors.
+        if array.write_tasks(tasks) { array.flush(0..bytes) } else { Ok(()) }
     }
 }
 

@@ -165,6 +165,22 @@ pub enum DriverError {
         /// The largest magnitude of a product.
         largest: u64,
     },
+    /// A product that is to be written once does not fit one pass.
+    #[error(
+        "a product of {passes} passes cannot be kept as programs: its buffers would be larger than they may"
+    )]
+    NotOnePass {
+        /// Passes that it needs.
+        passes: u32,
+    },
+    /// A weight or a buffer does not fit programs that are there.
+    #[error("{name} does not fit the programs: {what}")]
+    Misfit {
+        /// The weight.
+        name: String,
+        /// What does not fit.
+        what: String,
+    },
     /// Two operations of a queue must not follow each other.
     #[error(transparent)]
     NoWay(NoWay),

@@ -50,7 +50,7 @@ impl Spread for Pool<'_> {
 pub(crate) struct KnownCells(HashMap<(usize, usize, u8), (Weak<Plan>, ChainCells)>);
 
 /// What each program of a chain writes.
-type ChainCells = Arc<[Vec<Cells>]>;
+pub(crate) type ChainCells = Arc<[Vec<Cells>]>;
 
 /// Chains that are kept before all are forgotten.
 const CHAINS_MAX: usize = 4096;

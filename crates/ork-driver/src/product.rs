@@ -313,7 +313,7 @@ fn check_int16_sum(k: usize, a: &[i16], b: &[i16]) -> Result<(), DriverError> {
     }
 }
 
-fn check_precision<T: Element>(name: &str, format: Format) -> Result<(), DriverError> {
+pub(crate) fn check_precision<T: Element>(name: &str, format: Format) -> Result<(), DriverError> {
     if T::OPERAND == format.input() {
         Ok(())
     } else {
