@@ -42,6 +42,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ork-drm",
             "ork-trace",
             "ork-plan",
+            "ork-synth",
             "ork-layout",
             "ork-timing",
             "ork-isa",

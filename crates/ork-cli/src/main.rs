@@ -9,13 +9,18 @@ mod conformance;
 mod devices;
 mod emulate;
 mod failure;
+mod faults;
 mod flags;
+mod matmul;
 mod model;
+mod plan;
 mod progress;
 mod regcmd;
 mod replay;
 mod run;
+mod selftest;
 mod session;
+mod trial;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -38,6 +43,14 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Time prefill and decode on the NPU and on the CPU in one run
     Bench(bench::BenchArgs),
+    /// Show how a product would be cut into register programs, and why
+    Plan(plan::PlanArgs),
+    /// Compute one product on the NPU and check it against plain loops
+    Matmul(matmul::MatmulArgs),
+    /// Check the device against the simulator, in order of rising risk
+    Selftest(selftest::SelftestArgs),
+    /// Multiply on an emulated board where everything fails at random, and count
+    Faults(faults::FaultsArgs),
     /// Run recorded NPU programs on the simulator and compare their results
     Conformance(conformance::ConformanceArgs),
     /// Register programs: decode, encode, diff, lint, explain
@@ -61,6 +74,10 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Matmul(args) => matmul::run(&args),
+        Command::Selftest(args) => selftest::run(&args),
+        Command::Faults(args) => faults::run(&args),
         Command::Conformance(args) => conformance::run(&args),
         Command::Regcmd(args) => regcmd::run(&args),
         Command::Model(args) => model::run(&args),

@@ -133,6 +133,7 @@ pub const OPTIONS: &[OptionDef] = &[
     keyed("device.emulated.coherency", "strict|shared", "Model the CPU's caches of the emulated board, or share one memory"),
     keyed("device.emulated.iommu", "true|false", "Whether the emulated NPU sits behind an IOMMU"),
     keyed("device.emulated.fences", "true|false", "Whether the emulated kernel was built with fences"),
+    keyed("device.emulated.memory_bytes", "BYTES", "Memory that the buffers of the emulated board can take together"),
     keyed("device.emulated.sram_bytes", "BYTES", "On-chip SRAM that the emulated device tree grants the NPU"),
     keyed("device.emulated.reap_compares_microseconds", "true|false", "A flaw of 0.9.8: non-blocking submits throw running jobs away far too early"),
     keyed("device.emulated.bypass_soft_reset", "true|false", "Module parameter of the emulated driver: soft resets do nothing"),

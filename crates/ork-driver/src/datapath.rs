@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-use ork_device::Device;
+use ork_device::{Device, Feature};
 use ork_plan::{Datapath, DatapathState, Transition};
 
 use crate::DriverError;
@@ -24,10 +24,16 @@ impl DatapathGate {
     /// Resets the NPU if the change asks for it. The caller has no job in flight, and runs the first pass twice when it
     /// is told to.
     ///
+    /// A kernel that cannot reset on demand (the mainline one) goes on without: there, programs of all precisions ran
+    /// one behind the other and were right (`isa-notes.md` M-11, measured elsewhere; docs/assumptions.md).
+    ///
     /// # Errors
     /// [`DriverError::Datapath`]; the next change tries again.
     pub(crate) fn enter(&mut self, device: &Device, datapath: Datapath) -> Result<Transition, DriverError> {
-        let transition = self.state.transition(datapath);
+        let mut transition = self.state.transition(datapath);
+        if transition == Transition::Reset && !device.features().has(Feature::Reset) {
+            transition = Transition::Free;
+        }
         if transition == Transition::Reset
             && let Err(source) = device.reset()
         {

@@ -224,7 +224,9 @@ impl DriverError {
                 Some("ask for the int16 product through bytes, which is exact".to_owned())
             }
             Self::Buffer { source, .. } | Self::Datapath { source, .. } => source.hint().map(str::to_owned),
-            Self::Submit { source, .. } | Self::BatchSubmit { source, .. } => source.hint().map(str::to_owned),
+            Self::Submit { source, .. } | Self::BatchSubmit { source, .. } => {
+                source.hint().map(str::to_owned)
+            }
             Self::Objection { .. } | Self::Synth { .. } => Some(
                 "please report it with the shape; `offload.route = \"cpu\"` avoids the NPU meanwhile"
                     .to_owned(),

@@ -117,7 +117,7 @@ pub(crate) struct Inner {
     /// Held from the look at what is free to its use.
     allocating: Mutex<()>,
     /// Held while a job takes its places in the queues of its cores, from the look at the jobs that it must come after:
-    /// so jobs stand in the same order in all queues, and no two wait for each other.
+    /// so jobs stand in the same order in all queues, and no two wait for each other. A reset holds it too.
     pub(crate) order: Mutex<()>,
     pub(crate) cores: [CoreSlot; CORES],
     pub(crate) counts: Counts,
@@ -485,13 +485,17 @@ impl Inner {
             return;
         }
         self.spend(RESET);
-        for job in self.waiting.lock().drain(..).filter_map(|job| job.upgrade()) {
+        // No job comes in between: whoever waits for one that is cancelled is woken.
+        let order = self.order.lock();
+        let waiting: Vec<Arc<Job>> = self.waiting.lock().drain(..).filter_map(|job| job.upgrade()).collect();
+        for job in &waiting {
             job.wake();
         }
         for core in &self.cores {
             core.lane.cancel_running();
             core.reset_due.store(true, Relaxed);
         }
+        drop(order);
         self.resetting.store(false, Relaxed);
     }
 

@@ -133,11 +133,11 @@ impl Job {
 
     /// Puts the job into the queues of its cores.
     pub(crate) fn queue(self: &Arc<Self>) -> Result<(), Errno> {
+        let cores: Vec<u8> = self.state.lock().parts.iter().map(|part| part.core).collect();
+        let order = self.board.order.lock();
         if !self.nonblock {
             self.board.expect_reset(self);
         }
-        let cores: Vec<u8> = self.state.lock().parts.iter().map(|part| part.core).collect();
-        let order = self.board.order.lock();
         let queued = cores.into_iter().try_for_each(|core| {
             let work: Arc<dyn Work> = Arc::clone(self) as _;
             self.board.cores[usize::from(core)].lane.push(core, work)
@@ -317,6 +317,8 @@ impl Work for Job {
             range.zip(state.held.as_ref().map(|held| Arc::clone(&held.tasks)))
         };
         let Some((range, tasks)) = part.filter(|_| !self.cancelled.load(Relaxed)) else {
+            // Given up before it began on this core.
+            self.set(core, PartState::Stuck { committed: Instant::now(), counter: 0 });
             return Verdict::Free;
         };
         self.set(core, PartState::Running);
@@ -374,5 +376,54 @@ impl Work for Job {
 
     fn is_orphan(&self) -> bool {
         self.orphan.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::board::Driver;
+    use crate::domain::Alignment;
+    use crate::object::Allocation;
+    use crate::{Board, EmuOptions};
+
+    /// A core may be reset under a job that has not begun on its other cores: whoever waits for it must learn that it
+    /// has ended.
+    #[test]
+    fn a_job_that_is_given_up_before_it_begins_has_ended() {
+        let board = Board::new(&EmuOptions::default());
+        let space = Arc::clone(board.0.space(0));
+        let (alignment, driver) = (Alignment::Page, Driver::Rknpu);
+        let array = Allocation {
+            driver,
+            size: 4096,
+            alignment,
+            cacheable: false,
+            kernel_mapping: true,
+            sram: 0,
+            domain: 0,
+            space,
+        };
+        let range = RknpuSubcoreTask { task_start: 0, task_number: 1 };
+        let order = Order {
+            file: 1,
+            number: 1,
+            tasks: Object::allocate(&board.0, &array).unwrap(),
+            domain: 0,
+            dma_base: Iova(0),
+            parts: vec![Part::new(0, range), Part::new(2, range)],
+            nonblock: false,
+            timeout_ms: 1,
+            fence: None,
+        };
+        board.0.live_domain.enter(0).unwrap();
+        let job = Arc::new(Job::new(&board.0, order));
+        job.cancel();
+        assert_eq!((job.run(0), job.settled(Duration::ZERO).is_none()), (Verdict::Free, true));
+        assert_eq!(job.run(2), Verdict::Free);
+        assert!(matches!(job.settled(Duration::ZERO), Some(Settled::Stuck { counter: 0, .. })));
+        job.take_off();
+        drop(job);
+        assert_eq!(board.live(), crate::Live::default());
     }
 }

@@ -320,6 +320,32 @@ fn hanging_jobs_on_several_cores_do_not_wait_for_each_other() {
     eventually("the end of all submits", || ended.load(SeqCst) == 2000);
 }
 
+/// A reset wakes whoever waits for a job that it cancels, also for one that comes at the same moment.
+#[test]
+fn jobs_that_meet_a_reset_end() {
+    let (board, _) = board_with(&EmuOptions::default(), adding);
+    let npu = Arc::new(open(&board));
+    let (tasks, _data) = work(&npu);
+    let order = request(&tasks, 7, 1);
+    let ended = Arc::new(AtomicU32::new(0));
+    const SUBMITS: u32 = 6000;
+    for thread in 0..4 {
+        let (npu, ended) = (Arc::clone(&npu), Arc::clone(&ended));
+        std::thread::spawn(move || {
+            while ended.load(SeqCst) < SUBMITS {
+                if thread == 0 {
+                    npu.action(action::ACT_RESET, 0).unwrap();
+                } else {
+                    // Done, woken, or cancelled.
+                    let _ = submit(&npu, &order);
+                    ended.fetch_add(1, SeqCst);
+                }
+            }
+        });
+    }
+    eventually("the end of all submits", || ended.load(SeqCst) >= SUBMITS);
+}
+
 #[test]
 fn microseconds_taken_for_milliseconds_kill_a_running_job() {
     let options = EmuOptions { reap_compares_microseconds: true, ..Default::default() };

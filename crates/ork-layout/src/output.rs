@@ -54,6 +54,9 @@ const BLOCK_COLUMNS: u32 = 64;
 /// Lines of a batch for each of its rows: every fourth carries results.
 const LINES_PER_ROW: u32 = 4;
 const ATOM_BYTES: u64 = 16;
+/// A line of the CPU's caches (Cortex-A76 and A55). Surfaces begin on one: what the CPU does to the results of one core
+/// must not touch those of another that still computes.
+const CACHE_LINE_BYTES: u64 = 64;
 
 /// A contiguous part of one output row: the same columns in every K slice's surface.
 #[derive(Clone, Debug)]
@@ -108,7 +111,8 @@ impl OutputLayout {
             assert_ne!(segment.cols, 0, "a segment has columns");
             next += segment.cols;
             for slice in 0..k_slices {
-                bytes += surface_bytes(format, rows, *segment, &form, slice);
+                bytes +=
+                    surface_bytes(format, rows, *segment, &form, slice).next_multiple_of(CACHE_LINE_BYTES);
                 offsets.push(bytes);
             }
         }
@@ -158,7 +162,7 @@ impl OutputLayout {
         self.offsets.last().copied().unwrap_or(0)
     }
 
-    /// Byte range of the surface of a segment and K slice.
+    /// Byte range of the surface of a segment and K slice, with what fills its last cache line.
     ///
     /// # Panics
     /// If the segment or the slice does not exist.

@@ -22,7 +22,7 @@ const SLICES_MAX: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Target {
-    /// The SoC, `rk3588`.
+    /// The SoC, as `ork_isa::soc::Soc::name` has it: `RK3588`.
     pub soc: String,
     /// The order of bytes, [`LAYOUT`].
     pub layout: String,

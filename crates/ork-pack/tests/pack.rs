@@ -16,7 +16,7 @@ use ork_quant::{Codebook, Scheme, StepKind, inflate, quantise_row};
 use ork_testkit::Stream;
 
 fn expected<'a>() -> Expected<'a> {
-    Expected { soc: "rk3588", layout: LAYOUT, source: None }
+    Expected { soc: "RK3588", layout: LAYOUT, source: None }
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -326,8 +326,8 @@ fn other_uses_are_refused_with_both_names() {
     let path = folder.path().join("m.orkpack");
     write_all(&path, plan(1), WriteOptions::default());
     let refusal = |wanted: Expected<'_>| Pack::open(&path, &wanted).unwrap_err().to_string();
-    let soc = refusal(Expected { soc: "rk3576", ..expected() });
-    assert!(soc.contains("SoC `rk3588`") && soc.contains("`rk3576`"), "{soc}");
+    let soc = refusal(Expected { soc: "RK3576", ..expected() });
+    assert!(soc.contains("SoC `RK3588`") && soc.contains("`RK3576`"), "{soc}");
     let layout = refusal(Expected { layout: "kernel-groups-2", ..expected() });
     assert!(layout.contains(LAYOUT) && layout.contains("kernel-groups-2"), "{layout}");
     let mut sample = source().sample;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::fmt;
 
+use crate::datapath::{Datapath, Transition};
 use crate::form::{Form, Reuse};
 use crate::plan::{Chain, PassShape, Plan, TileProgram};
 
@@ -20,7 +21,11 @@ impl fmt::Display for Plan {
             self.pass_count(),
             self.modelled()
         )?;
-        writeln!(f, "datapath: {}", self.datapath())?;
+        write!(f, "datapath: {}", self.datapath())?;
+        if self.datapath() == Datapath::Int4 {
+            write!(f, ", entered and left for int8 by a reset of {}", Transition::Reset.modelled())?;
+        }
+        writeln!(f)?;
         writeln!(f, "rules: {}", self.rules().collect::<Vec<_>>().join(", "))?;
         let extents = self.extents();
         writeln!(

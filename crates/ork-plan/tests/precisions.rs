@@ -146,6 +146,11 @@ fn plans_say_their_datapath() {
     ] {
         assert_eq!(on_cores(format, (4, 64, 64), 3).datapath(), datapath);
     }
+    let text = on_cores(Format::INT4_INT16, (4, 64, 64), 3).to_string();
+    assert!(
+        text.contains("datapath: int4, entered and left for int8 by a reset of 105000 us modelled"),
+        "{text}"
+    );
     assert!(weight_layout(Format::INT4_INT16, 0, 1, &RK3588).is_err());
 }
 

@@ -81,11 +81,9 @@ pub(crate) fn finish(
         (row_bytes / ATOM).max(1),
         (channels * lane_bytes).div_ceil(ATOM),
     );
-    let place = if main.conv.is_some_and(|conv| conv.depthwise) && converter.out == Precision::Int32 {
-        place.with_double_pixels()
-    } else {
-        place
-    };
+    let int8_depthwise = main.conv.is_some_and(|conv| conv.depthwise && conv.precision == Precision::Int8);
+    let double = int8_depthwise && converter.out == Precision::Int32;
+    let place = if double { place.with_double_pixels() } else { place };
     let mut poison = main.poison;
     if form == (Form::Stream { rows_wrong: true }) {
         poison.from_line = Some(poison.from_line.unwrap_or(1).min(1));

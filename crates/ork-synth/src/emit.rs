@@ -82,6 +82,18 @@ impl ProgramSet {
         &self.bytes
     }
 
+    /// The words of a program up to its op-enable word: without the words that int4 programs carry behind it, and
+    /// without the padding to the next.
+    ///
+    /// # Panics
+    /// If there is no such program.
+    pub fn words(&self, index: usize) -> impl Iterator<Item = Cmd> + '_ {
+        assert!(index < self.len(), "program {index} of {}", self.len());
+        let start = index * program_pitch_bytes(self.format) as usize;
+        let count = PROGRAM_BODY_WORDS + TRAILER_WORDS;
+        self.bytes[start..][..count * 8].as_chunks().0.iter().map(|word| Cmd(u64::from_le_bytes(*word)))
+    }
+
     /// Device address of a program: `regcmd_addr` of its task descriptor.
     ///
     /// # Panics

@@ -13,7 +13,7 @@ use ork_emu::{
     Soc, When,
 };
 use ork_rknpu::uapi::{self as rknpu, job};
-use ork_trace::{Header, Reader, RecordedMapping, Recorder, Source};
+use ork_trace::{Header, Reader, RecordedMapping, Recorder, Source, TraceError};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::words::Random;
@@ -180,7 +180,12 @@ pub(super) fn run(driver: Driver, seed: u64) -> Result<(Tally, Option<Vec<u8>>),
         tally.completed = tally.jobs.saturating_sub(lost.count() as u64);
     }
     let Some(recorder) = recorder else { return Ok((tally, None)) };
-    recorder.finish().map_err(|error| format!("the recorder: {error}"))?;
+    match recorder.finish() {
+        Ok(()) => {}
+        // A submit named more memory than a record can hold, which is said and ends the trace.
+        Err(TraceError::Limit { .. }) => return Ok((tally, None)),
+        Err(error) => return Err(format!("the recorder: {error}")),
+    }
     let trace = sink.take();
     for event in Reader::new(&trace[..]).map_err(|error| format!("its own trace: {error}"))? {
         event.map_err(|error| format!("its own trace: {error}"))?;

@@ -54,7 +54,7 @@ pub(crate) fn plan(layers: u32) -> PackPlan {
         })
     });
     PackPlan {
-        target: Target { soc: "rk3588".into(), layout: LAYOUT.into() },
+        target: Target { soc: "RK3588".into(), layout: LAYOUT.into() },
         source: source(),
         writer: "test 1".into(),
         tensors: tensors.collect(),
