@@ -30,6 +30,8 @@ pub struct DeviceCounters {
     pub buffers_imported: u64,
     /// Bytes that allocations got in on-chip memory.
     pub sram_bytes: u64,
+    /// Resets on demand: for a change of the datapath's mode, or by a recovery.
+    pub resets: u64,
     /// Changes of the live address space.
     pub domain_switches: u64,
     /// Calls that a signal interrupted and that were repeated.
@@ -119,6 +121,7 @@ pub(crate) struct Counting {
     pub(crate) bytes_maintained: AtomicU64,
     pub(crate) buffers_imported: AtomicU64,
     pub(crate) sram_bytes: AtomicU64,
+    pub(crate) resets: AtomicU64,
     pub(crate) timeouts: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) failed_frees: AtomicU64,
@@ -151,6 +154,7 @@ impl Counting {
             bytes_maintained: get(&self.bytes_maintained),
             buffers_imported: get(&self.buffers_imported),
             sram_bytes: get(&self.sram_bytes),
+            resets: get(&self.resets),
             // These two are counted elsewhere.
             domain_switches: 0,
             interruptions: 0,

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::board_files::BoardFiles;
 use crate::buffer::{DmaBuffer, DomainId, Purpose};
 use crate::clock::{BoardClock, Clock, HostClock};
-use crate::counters::{CORES_MAX, DeviceCounters};
+use crate::counters::{CORES_MAX, DeviceCounters, add};
 use crate::error::{DeviceError, OpenError};
 use crate::events::{Event, EventCounts, EventKind};
 use crate::found::{Found, Usable, ask, candidates, dotted, examine};
@@ -421,7 +421,7 @@ impl Device {
             .kernel
             .reset()
             .map_err(|source| DeviceError::Call { doing: "cannot reset the NPU".to_owned(), source })?;
-        self.shared.note(None, EventKind::Reset);
+        add(&self.shared.counters.resets, 1);
         Ok(())
     }
 

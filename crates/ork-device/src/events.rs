@@ -34,7 +34,7 @@ pub enum EventKind {
     Resubmitted,
     /// A lost job was left to the kernel to be thrown away by the next one on its core.
     Reaped,
-    /// The NPU was reset on demand.
+    /// The NPU was reset because a job did not end. Resets that a change of the datapath's mode needs are no events.
     Reset,
     /// A job that failed on one core again and again was given to another.
     Moved,

@@ -2,7 +2,6 @@
 //! A round in flight: from the seed to the proof, with what is tried when there is none.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ork_drm::Errno;
@@ -14,24 +13,22 @@ use crate::device::Device;
 use crate::error::{DeviceError, SubmitError};
 use crate::events::EventKind;
 use crate::kernel::{Ended, Feature, Fence, Fenced, KernelError, Word};
-use crate::proof::{Cells, Census, Reach, Seed, Verdict, frontier};
-use crate::recovery::{Ladder, Means, REFUSED_PAUSE, Step, Trouble};
+use crate::proof::{Seed, frontier};
+use crate::recovery::Ladder;
 use crate::round::{Chain, Input, Method, Round, Witness, hull};
 use crate::single::{Said, Start, Taken};
 use crate::spread::Spread;
-use crate::submission::{Completed, Elapsed, Submission};
+use crate::submission::{Completed, Submission};
 
 /// First and longest pause between two looks at an output.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
-/// Jobs that must be moved from a core, one after the other, before it is given up.
-const STRIKES_MAX: u8 = 2;
 /// Longest wait inside the kernel before the clock is asked again.
 const KERNEL_WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// What a chain still has to show.
 #[derive(Debug)]
-enum Missing {
+pub(crate) enum Missing {
     /// All programs from this one on.
     From(usize),
     /// These atoms, which were given a seed again.
@@ -43,26 +40,26 @@ pub(crate) struct Lane<'a> {
     pub(crate) chain: Chain<'a>,
     /// Where it runs.
     pub(crate) core: u8,
-    seed: Option<Seed>,
-    missing: Missing,
-    ladder: Ladder,
+    pub(crate) seed: Option<Seed>,
+    pub(crate) missing: Missing,
+    pub(crate) ladder: Ladder,
     pub(crate) window: Duration,
     /// When it was started last.
-    started: Duration,
+    pub(crate) started: Duration,
     /// Started, and neither seen to be complete nor known to have ended.
-    airborne: bool,
-    fence: Option<Fence>,
-    findings: Vec<Finding>,
+    pub(crate) airborne: bool,
+    pub(crate) fence: Option<Fence>,
+    pub(crate) findings: Vec<Finding>,
     /// Something went wrong: its time says nothing about the next one's.
-    troubled: bool,
+    pub(crate) troubled: bool,
     /// Nanoseconds on the NPU, by the kernel.
-    ns: Option<u64>,
-    landed: Option<Completed>,
+    pub(crate) ns: Option<u64>,
+    pub(crate) landed: Option<Completed>,
 }
 
 /// How one attempt ended.
 #[derive(Debug)]
-enum Attempt {
+pub(crate) enum Attempt {
     /// By the kernel's word, and the word was not that all is well.
     Failed(Said),
     /// All is well: every cell was written, or the kernel's word is enough.
@@ -75,7 +72,7 @@ enum Attempt {
 
 /// Whether an output was looked at, and found incomplete, since the kernel spoke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Looked {
+pub(crate) enum Looked {
     Already,
     NotYet,
 }
@@ -83,19 +80,19 @@ enum Looked {
 /// A round on its way.
 pub(crate) struct Flight<'a> {
     pub(crate) device: &'a Device,
-    output: &'a mut DmaBuffer,
+    pub(crate) output: &'a mut DmaBuffer,
     live: Range<u64>,
-    inputs: Vec<Input<'a>>,
+    pub(crate) inputs: Vec<Input<'a>>,
     pub(crate) lanes: Vec<Lane<'a>>,
     method: Method,
-    began: Duration,
+    pub(crate) began: Duration,
     /// The cores of chains that were started, by lane.
-    taken: Vec<Option<Taken<'a>>>,
+    pub(crate) taken: Vec<Option<Taken<'a>>>,
     /// How the first attempts ended, by lane.
-    attempts: Vec<Option<Attempt>>,
+    pub(crate) attempts: Vec<Option<Attempt>>,
 }
 
-fn buffer(doing: &'static str) -> impl Fn(DeviceError) -> SubmitError {
+pub(crate) fn buffer(doing: &'static str) -> impl Fn(DeviceError) -> SubmitError {
     move |source| SubmitError::Buffer { doing, source }
 }
 
@@ -170,7 +167,7 @@ impl<'a> Flight<'a> {
         Ok(Self { device, output, live, inputs, lanes, method, began, taken, attempts })
     }
 
-    fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.device.shared.clock.now()
     }
 
@@ -207,7 +204,7 @@ impl<'a> Flight<'a> {
         self.settle_all()
     }
 
-    fn collect_findings(&mut self, index: usize) {
+    pub(crate) fn collect_findings(&mut self, index: usize) {
         let lane = &mut self.lanes[index];
         lane.findings.extend(self.device.take_findings(lane.core));
     }
@@ -218,7 +215,7 @@ impl<'a> Flight<'a> {
         landed.collect::<Option<Vec<_>>>().ok_or_else(|| SubmitError::Round("a chain has no end".to_owned()))
     }
 
-    fn start(&mut self, index: usize) -> Result<(), SubmitError> {
+    pub(crate) fn start(&mut self, index: usize) -> Result<(), SubmitError> {
         let device = self.device;
         let fenced = if self.method == Method::Fence { Fenced::Yes } else { Fenced::No };
         let lane = &mut self.lanes[index];
@@ -282,7 +279,7 @@ impl<'a> Flight<'a> {
     }
 
     /// Looks at one chain that flies.
-    fn look(&mut self, index: usize) -> Result<Option<Attempt>, SubmitError> {
+    pub(crate) fn look(&mut self, index: usize) -> Result<Option<Attempt>, SubmitError> {
         // Before the look: what happens during it is seen by it or by the next one.
         let stands = self.device.shared.clock.stands();
         let flown = self.now().saturating_sub(self.lanes[index].started);
@@ -367,7 +364,7 @@ impl<'a> Flight<'a> {
     }
 
     /// From the first to the last byte that a chain still has to show.
-    fn missing_range(&self, index: usize) -> Range<u64> {
+    pub(crate) fn missing_range(&self, index: usize) -> Range<u64> {
         let lane = &self.lanes[index];
         match &lane.missing {
             Missing::From(program) => hull(&lane.chain.writes[*program..]),
@@ -379,7 +376,7 @@ impl<'a> Flight<'a> {
     }
 
     /// Whether every cell of a chain was seen to be written.
-    fn check(&mut self, index: usize) -> bool {
+    pub(crate) fn check(&mut self, index: usize) -> bool {
         let lane = &mut self.lanes[index];
         let Some(seed) = lane.seed else { return true };
         let bytes = self.output.host();
@@ -421,7 +418,7 @@ impl<'a> Flight<'a> {
     }
 
     /// Looks until all is there, a bounded time.
-    fn wait_for_late_lines(&mut self, index: usize, looked: Looked) -> Result<bool, SubmitError> {
+    pub(crate) fn wait_for_late_lines(&mut self, index: usize, looked: Looked) -> Result<bool, SubmitError> {
         let deadline = self.now() + self.device.limits.late;
         let mut pause = PAUSE_MIN;
         let mut late = looked == Looked::Already;
@@ -445,7 +442,7 @@ impl<'a> Flight<'a> {
     }
 
     /// What the kernel's answer to a call that waited comes to.
-    fn after_word(&mut self, index: usize, said: Said) -> Result<Attempt, SubmitError> {
+    pub(crate) fn after_word(&mut self, index: usize, said: Said) -> Result<Attempt, SubmitError> {
         let tasks = self.lanes[index].chain.submission.tasks().len() as u32;
         match said {
             Ok(Ended::Done { tasks: done, ns }) if done == tasks => {
@@ -457,271 +454,6 @@ impl<'a> Flight<'a> {
             other => Ok(Attempt::Failed(other)),
         }
     }
-
-    /// Brings every chain down, one after the other, whatever it takes.
-    pub(crate) fn settle_all(&mut self) -> Result<(), SubmitError> {
-        // One failure must not leave another chain in the air.
-        let mut first = None;
-        for index in 0..self.lanes.len() {
-            let Some(attempt) = self.attempts[index].take() else { continue };
-            if let Err(error) = self.settle(index, attempt) {
-                self.device.count_failed(&error);
-                first.get_or_insert(error);
-            }
-        }
-        first.map_or(Ok(()), Err)
-    }
-
-    fn settle(&mut self, index: usize, mut attempt: Attempt) -> Result<(), SubmitError> {
-        let mut fresh = true;
-        loop {
-            let trouble = match &attempt {
-                Attempt::Proven => {
-                    self.land(index);
-                    return Ok(());
-                }
-                Attempt::Failed(said) => match said {
-                    Ok(Ended::TimedOut { .. }) => Trouble::TimedOut,
-                    Ok(Ended::Done { .. }) => Trouble::Incomplete,
-                    Err(error) if is_transient(error) => Trouble::Refused,
-                    Ok(Ended::Unmodelled) | Err(_) => return Err(self.error(index, attempt)),
-                },
-                Attempt::Incomplete => self.trouble(index, Trouble::Incomplete),
-                Attempt::Silent => self.trouble(index, Trouble::Missed),
-            };
-            self.collect_findings(index);
-            match trouble {
-                Trouble::TimedOut => self.note(index, EventKind::TimedOut),
-                Trouble::Refused => self.note(index, EventKind::Refused),
-                // Reading again is no other attempt.
-                Trouble::Missed if fresh => self.note(index, EventKind::Missed),
-                Trouble::Missed | Trouble::Incomplete | Trouble::SeedValue => {}
-            }
-            let device = self.device;
-            let lane = &mut self.lanes[index];
-            lane.troubled = true;
-            if trouble == Trouble::TimedOut && lane.seed.is_some() && device.may_recover {
-                let range = self.missing_range(index);
-                self.output.reload(range).map_err(buffer("fetching results"))?;
-                if self.check(index) {
-                    self.note(index, EventKind::LostInterrupt);
-                    self.land(index);
-                    return Ok(());
-                }
-            }
-            let lane = &mut self.lanes[index];
-            let spent = device.shared.clock.now().saturating_sub(self.began) > device.limits.budget();
-            let others =
-                (0..device.cores).filter(|core| *core != lane.core && !device.is_retired(*core)).count();
-            let features = device.features();
-            let means = Means {
-                reset: features.has(Feature::Reset),
-                other_cores: if features.has(Feature::CoreChoice) { others as u8 } else { 0 },
-            };
-            let step = if spent { Step::GiveUp } else { lane.ladder.step(trouble, means) };
-            if step == Step::GiveUp || step.is_recovery() && !device.may_recover {
-                if device.may_recover {
-                    self.give_up(index);
-                }
-                return Err(self.error(index, attempt));
-            }
-            fresh = step != Step::Reread;
-            attempt = self.climb(index, step, trouble)?;
-        }
-    }
-
-    /// Takes one step of the ladder.
-    fn climb(&mut self, index: usize, step: Step, trouble: Trouble) -> Result<Attempt, SubmitError> {
-        let device = self.device;
-        match step {
-            Step::Reread => {
-                self.note(index, EventKind::Reread);
-                let complete = self.wait_for_late_lines(index, Looked::NotYet)?;
-                return Ok(match (complete, self.lanes[index].airborne) {
-                    (true, _) => Attempt::Proven,
-                    (false, true) => Attempt::Silent,
-                    (false, false) => Attempt::Incomplete,
-                });
-            }
-            Step::SecondSeed => {
-                self.note(index, EventKind::SecondSeed);
-                // Every program wrote something: the job has ended, and nothing is left to be reaped.
-                self.lanes[index].airborne = false;
-            }
-            Step::Resubmit if trouble == Trouble::Refused => device.shared.clock.pause(REFUSED_PAUSE),
-            Step::Reset => {
-                // What it cannot do, the next attempt will show.
-                if let Err(error) = device.reset() {
-                    tracing::warn!(%error, "cannot reset the NPU");
-                }
-            }
-            Step::Move => {
-                self.note(index, EventKind::Moved);
-                self.strike(index);
-                let old = self.lanes[index].core;
-                let other = (1..device.cores).map(|step| (old + step) % device.cores);
-                let healthy = { other }.find(|core| !device.is_retired(*core));
-                self.lanes[index].core = healthy.unwrap_or(old);
-            }
-            Step::Resubmit | Step::GiveUp => {}
-        }
-        if step.is_recovery() {
-            self.note(index, EventKind::Resubmitted);
-        }
-        self.seed_again(index)?;
-        self.again(index)
-    }
-
-    /// Puts a seed where nothing shows yet that it was written, and makes everything visible again that the programs
-    /// read.
-    fn seed_again(&mut self, index: usize) -> Result<(), SubmitError> {
-        let lane = &mut self.lanes[index];
-        if let Some(seed) = lane.seed {
-            let bytes = self.output.host();
-            let missing = match &mut lane.missing {
-                Missing::From(_) => seed.missing(lane.chain.writes.iter().flatten(), bytes),
-                Missing::Atoms(atoms) => seed.still_missing(std::mem::take(atoms).into_iter(), bytes),
-            };
-            let next = seed.other();
-            next.fill_atoms(&missing, self.output.host_mut());
-            lane.seed = Some(next);
-            lane.missing = Missing::Atoms(missing);
-            let range = self.missing_range(index);
-            self.output.flush(range).map_err(buffer("flushing the seed"))?;
-        }
-        let chain = &self.lanes[index].chain;
-        chain.programs.flush(chain.programs_live.clone()).map_err(buffer("flushing programs"))?;
-        for input in &self.inputs {
-            if let Input::Host(input, range) = input {
-                input.flush(range.clone()).map_err(buffer("flushing inputs"))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Runs a chain again and waits for it.
-    fn again(&mut self, index: usize) -> Result<Attempt, SubmitError> {
-        let device = self.device;
-        self.lanes[index].started = self.now();
-        if device.features().has(Feature::HiddenErrors) {
-            self.start(index)?;
-            loop {
-                if let Some(attempt) = self.attempts[index].take() {
-                    return Ok(attempt);
-                }
-                if let Some(attempt) = self.look(index)? {
-                    self.taken[index] = None;
-                    return Ok(attempt);
-                }
-            }
-        }
-        let lane = &self.lanes[index];
-        let (submission, core) = (lane.chain.submission, lane.core);
-        let taken = device.take(submission, core)?;
-        if lane.airborne {
-            // The lost job is still the kernel's: only a submit that does not wait throws it away. That one could
-            // outlast its proof and write the output again under its next user, so another one, which does wait,
-            // follows it.
-            let tasks = submission.tasks().len();
-            let start =
-                Start { output: self.output.object(), fenced: Fenced::No, patience: lane.window, tasks };
-            self.note(index, EventKind::Reaped);
-            if let Err(error) = device.start_taken(&taken, submission, core, &start) {
-                return Ok(Attempt::Failed(Err(error)));
-            }
-        }
-        let said = device.run_taken(&taken, submission, core);
-        drop(taken);
-        if said.is_ok() {
-            self.lanes[index].airborne = false;
-        }
-        self.after_word(index, said)
-    }
-
-    /// Two jobs after each other that do not end on a core are the core's fault.
-    fn strike(&self, index: usize) {
-        let core = usize::from(self.lanes[index].core);
-        if self.device.strikes[core].fetch_add(1, Relaxed) + 1 >= STRIKES_MAX {
-            self.device.retired[core].store(true, Relaxed);
-            self.note(index, EventKind::CoreRetired);
-            tracing::warn!(core, "core given up: nothing completes on it");
-        }
-    }
-
-    /// Leaves a chain to the kernel.
-    fn give_up(&mut self, index: usize) {
-        self.note(index, EventKind::GaveUp);
-        let lane = &mut self.lanes[index];
-        if std::mem::take(&mut lane.airborne) && self.device.features().has(Feature::CoreChoice) {
-            // Whatever is queued behind it waits for ever.
-            self.device.retired[usize::from(lane.core)].store(true, Relaxed);
-        }
-    }
-
-    /// What is wrong with an incomplete output; it may be complete, with results that have the seed's value.
-    fn trouble(&self, index: usize, otherwise: Trouble) -> Trouble {
-        let lane = &self.lanes[index];
-        let (Some(seed), Missing::From(_)) = (lane.seed, &lane.missing) else { return otherwise };
-        let bytes = self.output.host();
-        let ran =
-            |cells: &Vec<Cells>| Census::of(cells, seed, bytes).verdict(seed.reach()) != Verdict::Untouched;
-        if seed.reach() == Reach::InBand && lane.chain.writes.iter().all(ran) {
-            Trouble::SeedValue
-        } else {
-            otherwise
-        }
-    }
-
-    fn land(&mut self, index: usize) {
-        self.collect_findings(index);
-        let now = self.now();
-        let device = self.device;
-        let lane = &mut self.lanes[index];
-        let tasks = lane.chain.submission.tasks().len() as u32;
-        let elapsed = match (lane.ns, device.board().is_some()) {
-            (Some(ns), true) => Elapsed::Modelled { ns },
-            (Some(ns), false) => Elapsed::Measured { ns },
-            (None, _) => {
-                let waited = now.saturating_sub(lane.started);
-                Elapsed::Waited { ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX) }
-            }
-        };
-        let findings = device.objections(std::mem::take(&mut lane.findings));
-        let completed = Completed { core: lane.core, tasks, elapsed, findings };
-        device.count_completed(&completed);
-        device.strikes[usize::from(lane.core)].store(0, Relaxed);
-        lane.landed = Some(completed);
-    }
-
-    /// What an attempt that stays failed is to the caller.
-    fn error(&mut self, index: usize, attempt: Attempt) -> SubmitError {
-        self.collect_findings(index);
-        let waited = self.now().saturating_sub(self.began);
-        let lane = &mut self.lanes[index];
-        let findings = std::mem::take(&mut lane.findings);
-        if let Attempt::Failed(said) = attempt {
-            return match self.device.judge(lane.chain.submission, lane.core, said, findings) {
-                Err(error) => error,
-                Ok(_) => SubmitError::Round("a completed job is no failure".to_owned()),
-            };
-        }
-        let (mut missing, mut elements, mut untouched) = (0, 0, 0);
-        if let Some(seed) = lane.seed {
-            for cells in lane.chain.writes.iter() {
-                let census = Census::of(cells, seed, self.output.host());
-                missing += census.survivors;
-                elements += census.elements;
-                untouched += u32::from(census.verdict(seed.reach()) == Verdict::Untouched);
-            }
-        }
-        let programs = lane.chain.writes.len() as u32;
-        SubmitError::Unwritten { core: lane.core, missing, elements, untouched, programs, waited, findings }
-    }
-}
-
-/// Whether the same call may succeed a moment later: a reset by somebody, a domain in use, memory.
-fn is_transient(error: &KernelError) -> bool {
-    matches!(error.errno(), Some(Errno::EINVAL | Errno::EBUSY | Errno::ENOMEM))
 }
 
 impl Drop for Flight<'_> {

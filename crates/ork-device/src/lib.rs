@@ -33,6 +33,7 @@ mod pool;
 mod proof;
 mod recovery;
 mod round;
+mod settle;
 mod shared;
 mod single;
 mod spread;

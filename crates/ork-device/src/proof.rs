@@ -135,11 +135,15 @@ impl Seed {
         Self { word: 0x7FC5_EED5, element_bytes: 4, reach: Reach::Unreachable }
     }
 
-    /// For int16 results of at most this magnitude before saturation: unreachable below 32768, else in-band.
+    /// For int16 results of at most this magnitude before saturation: unreachable below 32768, else in-band, with a value
+    /// that is far from those at which results saturate and from zero.
     #[must_use]
     pub fn int16(magnitude_max: u64) -> Self {
-        let reach = if magnitude_max < 0x8000 { Reach::Unreachable } else { Reach::InBand };
-        Self { word: 0x8000_8000, element_bytes: 2, reach }
+        let (word, reach) = match magnitude_max {
+            ..0x8000 => (0x8000_8000, Reach::Unreachable),
+            _ => (0x6B3D_6B3D, Reach::InBand),
+        };
+        Self { word, element_bytes: 2, reach }
     }
 
     /// For elements of `element_bytes` (1, 2 or 4) of which nothing is known.

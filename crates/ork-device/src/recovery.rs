@@ -39,7 +39,7 @@ pub(crate) enum Trouble {
     Missed,
     /// The kernel says that the job ended; cells are missing.
     Incomplete,
-    /// As [`Self::Incomplete`], and every program has written something: the rest may have the seed's value.
+    /// As either, and the rest may have the seed's value.
     SeedValue,
     /// The kernel's time limit ended it.
     TimedOut,

@@ -4,8 +4,10 @@
 
 mod support;
 
+use half::f16;
 use ork_device::{Board, Device, DeviceOptions, DriverKind, EmuOptions, RecoveryMode, SubmitMode};
-use ork_driver::{CompletionMode, Driver, DriverOptions, Operands, Values};
+use ork_driver::{CompletionMode, Driver, DriverOptions, Operands, Requantise, Values};
+use ork_layout::Int4;
 use ork_testkit::{Budget, Case, Shape, cases, reference};
 
 const RKNPU: [[u32; 3]; 3] = [[0, 9, 2], [0, 9, 6], [0, 9, 8]];
@@ -151,22 +153,52 @@ fn a_group_over_two_address_spaces_loads_its_rows_in_both() {
     assert!(first.iter().any(|value| *value != 0.0));
 }
 
+/// Rows of 1024 that make results saturate and be zero: the values that a seed could be mistaken for.
+fn nibbles(count: usize, seed: usize) -> Vec<Int4> {
+    let code = |index: usize| match (index / 1024 + seed) % 4 {
+        0 => 7,
+        1 => -7,
+        2 => 0,
+        _ => ((index * 5 + seed) % 15) as i8 - 7,
+    };
+    (0..count).map(|index| Int4::new(code(index)).unwrap()).collect()
+}
+
 #[test]
-fn int4_needs_a_reset_that_rocket_declines_by_name() {
-    let rocket = way(DriverKind::Rocket, RKNPU[2], 1, SubmitMode::Auto, CompletionMode::Auto);
-    let ones = vec![ork_layout::Int4::new(1).unwrap(); 64 * 64];
-    let int4 = Operands::Int4 { a: &ones[..64], b: &ones };
-    let error = rocket.driver.product(1, 64, 64, &int4).unwrap_err();
-    let mut chain = vec![error.to_string()];
-    let mut source = std::error::Error::source(&error);
-    while let Some(inner) = source {
-        chain.push(inner.to_string());
-        source = inner.source();
-    }
-    assert!(chain.iter().any(|text| text == "rocket does not offer a reset on demand"), "{chain:?}");
-    for submit in [SubmitMode::Blocking, SubmitMode::Polled, SubmitMode::Fenced] {
-        let vendor = way(DriverKind::Rknpu, RKNPU[2], 3, submit, CompletionMode::Auto);
-        let values = vendor.driver.product(1, 64, 64, &int4).unwrap();
-        assert_eq!(values, Values::I32(vec![64; 64]), "{submit:?}");
+fn every_precision_is_right_on_every_kernel_whatever_its_results() {
+    let (m, k, n) = (3, 1024, 64);
+    let (a4, b4) = (nibbles(m * k, 0), nibbles(n * k, 1));
+    let codes = |values: &[Int4]| values.iter().map(|code| code.get()).collect::<Vec<i8>>();
+    let (a8, b8) = (codes(&a4), codes(&b4));
+    let halves =
+        |values: &[i8]| values.iter().map(|code| f16::from_f32(f32::from(*code))).collect::<Vec<_>>();
+    let (a16, b16) = (halves(&a8), halves(&b8));
+    let sums: Vec<i32> = reference::fast_i8(&a8, &b8, Shape::new(m as u32, k as u32, n as u32));
+    assert!(sums.iter().any(|sum| *sum > 32767) && sums.contains(&0), "saturation and zeros");
+    let ways = [
+        (DriverKind::Rknpu, SubmitMode::Blocking),
+        (DriverKind::Rknpu, SubmitMode::Polled),
+        (DriverKind::Rknpu, SubmitMode::Fenced),
+        (DriverKind::Rocket, SubmitMode::Auto),
+    ];
+    for (kind, submit) in ways {
+        let Way { name, driver, .. } = way(kind, RKNPU[2], 3, submit, CompletionMode::Seed);
+        let product = |operands: Operands<'_>| driver.product(m, k, n, &operands).unwrap();
+        assert_eq!(product(Operands::Int8 { a: &a8, b: &b8 }), Values::I32(sums.clone()), "{name}");
+        let Values::I32(int4) = product(Operands::Int4 { a: &a4, b: &b4 }) else { panic!("{name}") };
+        assert_eq!(int4, sums.iter().map(|sum| (*sum).clamp(-32768, 32767)).collect::<Vec<_>>(), "{name}");
+        let Values::F32(floats) = product(Operands::Fp16 { a: &a16, b: &b16 }) else { panic!("{name}") };
+        assert_eq!(floats, sums.iter().map(|sum| *sum as f32).collect::<Vec<_>>(), "{name}");
+        let Values::F16(halves) = product(Operands::Fp16ToFp16 { a: &a16, b: &b16 }) else {
+            panic!("{name}")
+        };
+        assert_eq!(halves, sums.iter().map(|sum| f16::from_f32(*sum as f32)).collect::<Vec<_>>(), "{name}");
+        let by = Requantise { multiplier: 1, shift: 3, offset: 0 };
+        let Values::I8(bytes) = product(Operands::Int8ToInt8 { a: &a8, b: &b8, by }) else {
+            panic!("{name}")
+        };
+        assert_eq!(bytes, sums.iter().map(|sum| by.apply(i64::from(*sum))).collect::<Vec<_>>(), "{name}");
+        let events = driver.device().event_counts();
+        assert_eq!(events.recoveries(), 0, "{name}: {events}");
     }
 }
