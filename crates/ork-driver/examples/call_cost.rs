@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use ork_device::{Board, Device, DeviceOptions, EmuOptions};
-use ork_driver::{Driver, DriverOptions, Queue};
+use ork_driver::{Driver, DriverOptions, Queue, Work};
 use ork_emu::{Bus, Engine, JobEnd, JobOutcome, JobStats, PcJob};
 
 /// A core that is done at once.
@@ -69,7 +69,7 @@ fn main() {
     let queued = best(|| {
         let mut queue = Queue::new();
         for (weight, out) in weights.iter().zip(&mut out) {
-            queue.int8(weight, 1, &row, out, &[]);
+            queue.push(weight, 1, Work::Int8 { a: &row, out }, &[]);
         }
         driver.run_queue(queue).unwrap();
     });

@@ -23,6 +23,7 @@ use crate::execution::{Bound, CompletionMode, Here, KnownCells, Pool};
 use crate::residency::{Residency, ResidencyCounters, ResidencyOptions};
 use crate::scratch::Scratches;
 use crate::weight::{Weight, weight_layout_of};
+use crate::work::check_format;
 
 /// Largest K whose int8 products always sum up within 32 bits: `131071 * 128 * 128 < 2^31`.
 pub(crate) const NARROW_SUM_K_MAX: usize = 131_071;
@@ -232,6 +233,7 @@ impl Driver {
     pub fn matmul(&self, group: &mut MatmulGroup<'_>) -> Result<(), DriverError> {
         let m = group.m;
         for (weight, out) in &group.parts {
+            check_format(weight, Format::INT8_INT32)?;
             check_len("the activation", group.x.len(), m * weight.k())?;
             check_len("the result", out.len(), m * weight.n())?;
         }
@@ -308,11 +310,26 @@ impl Driver {
         a: &[i8],
         out: &mut [i32],
     ) -> Result<(), DriverError> {
+        check_format(weight, Format::INT8_INT32)?;
         if weight.k() > NARROW_SUM_K_MAX {
             return Err(DriverError::WideSum { k: weight.k() });
         }
+        self.checked(weight, m, a, out, |a, out| {
+            self.multiply(weight, m, a, out, OutputStage::Plain, sum_output_row)
+        })
+    }
+
+    /// Computes an int8 product until it passes the weight's check, if it has one and as often as that is allowed.
+    pub(crate) fn checked(
+        &self,
+        weight: &Weight,
+        m: usize,
+        a: &[i8],
+        out: &mut [i32],
+        mut compute: impl FnMut(&[i8], &mut [i32]) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
         for attempt in 1.. {
-            self.multiply(weight, m, a, out, OutputStage::Plain, sum_output_row)?;
+            compute(a, out)?;
             let Some(check) = weight.check() else { break };
             let (rows, results) = (a.chunks_exact(weight.k()), out.chunks_exact(weight.n()));
             let Some(row) = rows.zip(results).position(|(a, c)| !check.holds(a, c)) else { break };

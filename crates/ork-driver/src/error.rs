@@ -147,6 +147,16 @@ pub enum DriverError {
         /// What came.
         found: Precision,
     },
+    /// A weight of one format where one of another is needed.
+    #[error("weight {name} is for {format}, and this product needs one for {needed}")]
+    Format {
+        /// The weight.
+        name: String,
+        /// What the weight is for.
+        format: Format,
+        /// What the call needs.
+        needed: Format,
+    },
     /// The NPU could not be reset, which a change of the datapath needs.
     #[error("changing the NPU to {datapath} programs")]
     Datapath {

@@ -34,6 +34,7 @@ mod residency;
 mod scratch;
 mod transitions;
 mod weight;
+mod work;
 
 pub use check::VerifyMode;
 pub use counters::DriverCounters;
@@ -47,3 +48,4 @@ pub use queue::{OpId, Queue, QueueReport};
 pub use residency::{ResidencyCounters, ResidencyOptions, StreamBacking, StreamMode};
 pub use transitions::{Join, Known, NoWay, Operation, Pair, join, known};
 pub use weight::Weight;
+pub use work::Work;

@@ -17,6 +17,7 @@ use ork_synth::{Binding, Bindings, emit};
 use crate::driver::Driver;
 use crate::execution::{ChainCells, Pool, cells_of, geometry, tasks, witness_of};
 use crate::residency::Weights;
+use crate::work::check_format;
 use crate::{DriverError, Weight};
 
 /// Values of command words: bits 47 to 16.
@@ -220,7 +221,7 @@ impl Driver {
     /// The exact product of int8 rows with programs that are there.
     ///
     /// # Errors
-    /// As [`Driver::run_precompiled`], and [`DriverError::Precision`] for other weights.
+    /// As [`Driver::run_precompiled`], and [`DriverError::Format`] for other weights.
     pub fn run_precompiled_codes(
         &self,
         product: &mut Precompiled,
@@ -228,11 +229,10 @@ impl Driver {
         a: &[i8],
         out: &mut [i32],
     ) -> Result<(), DriverError> {
-        if weight.format() != Format::INT8_INT32 {
-            let (name, format) = (weight.name().to_owned(), weight.format());
-            return Err(DriverError::Precision { name, format, found: ork_isa::Precision::Int8 });
-        }
-        self.run_precompiled(product, weight, a, out, crate::accumulate::sum_output_row)
+        check_format(weight, Format::INT8_INT32)?;
+        self.checked(weight, product.m(), a, out, |a, out| {
+            self.run_precompiled(product, weight, a, out, crate::accumulate::sum_output_row)
+        })
     }
 
     /// A product on buffers of the caller, without a copy: the programs are pointed at them. Results are readable in the

@@ -7,20 +7,19 @@
 
 use std::sync::Arc;
 
-use half::f16;
 use ork_device::{CORES_MAX, Cells, Chain, DmaBuffer, Input, Round, Submission, TASKS_MAX, Task, Witness};
 use ork_isa::{Block, Cmd, Iova, Register, regs};
-use ork_layout::{Format, Int4, OutputLayout};
+use ork_layout::{Format, OutputLayout};
 use ork_plan::{Datapath, PassShape, Plan, Transition, program_pitch_bytes};
-use ork_synth::{Binding, Bindings, OutputStage, ProgramSet, emit};
+use ork_synth::{Binding, Bindings, ProgramSet, emit};
 
-use crate::accumulate::{sum_output_row, widened_row};
-use crate::driver::{Driver, Engine, check_len};
+use crate::accumulate::sum_output_row;
+use crate::driver::{Driver, Engine};
 use crate::execution::{Pool, cells_of, geometry, tasks, witness_of};
 use crate::order::{Node, fewest_resets};
 use crate::residency::{Pinned, Weights};
-use crate::transitions::{Join, Operation, join};
-use crate::{DriverError, Weight};
+use crate::transitions::{Join, join};
+use crate::{DriverError, Weight, Work};
 
 /// Names an operation of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,14 +36,7 @@ struct Op<'a> {
     weight: &'a Weight,
     m: usize,
     after: Vec<usize>,
-    operands: Operands<'a>,
-}
-
-#[derive(Debug)]
-enum Operands<'a> {
-    Int8 { a: &'a [i8], out: &'a mut [i32] },
-    Int4 { a: &'a [Int4], out: &'a mut [i32] },
-    Fp16 { a: &'a [f16], out: &'a mut [f32] },
+    work: Work<'a>,
 }
 
 /// What a queue came to.
@@ -77,83 +69,26 @@ impl<'a> Queue<'a> {
         self.ops.is_empty()
     }
 
-    /// The exact product of int8 rows `a` (`m` x K) with a weight of [`Format::INT8_INT32`], after some others.
+    /// Adds work of `m` rows with a weight, after some others.
     ///
     /// # Panics
-    /// If `after` names an operation of another queue that this one does not have.
-    pub fn int8(
-        &mut self,
-        weight: &'a Weight,
-        m: usize,
-        a: &'a [i8],
-        out: &'a mut [i32],
-        after: &[OpId],
-    ) -> OpId {
-        self.push(weight, m, Operands::Int8 { a, out }, after)
-    }
-
-    /// The product of int4 rows with a weight of int4 elements; sums saturate at 16 bits in each K slice.
-    ///
-    /// # Panics
-    /// As [`Queue::int8`].
-    pub fn int4(
-        &mut self,
-        weight: &'a Weight,
-        m: usize,
-        a: &'a [Int4],
-        out: &'a mut [i32],
-        after: &[OpId],
-    ) -> OpId {
-        self.push(weight, m, Operands::Int4 { a, out }, after)
-    }
-
-    /// The product of fp16 rows with a weight of fp16 elements; K slices are added in f64 and rounded once.
-    ///
-    /// # Panics
-    /// As [`Queue::int8`].
-    pub fn fp16(
-        &mut self,
-        weight: &'a Weight,
-        m: usize,
-        a: &'a [f16],
-        out: &'a mut [f32],
-        after: &[OpId],
-    ) -> OpId {
-        self.push(weight, m, Operands::Fp16 { a, out }, after)
-    }
-
-    fn push(&mut self, weight: &'a Weight, m: usize, operands: Operands<'a>, after: &[OpId]) -> OpId {
+    /// If `after` names an operation that this queue does not have.
+    pub fn push(&mut self, weight: &'a Weight, m: usize, work: Work<'a>, after: &[OpId]) -> OpId {
         let id = OpId(self.ops.len());
         assert!(after.iter().all(|before| *before < id), "{after:?} before operation {}", id.0);
-        self.ops.push(Op { weight, m, after: after.iter().map(|before| before.0).collect(), operands });
+        self.ops.push(Op { weight, m, after: after.iter().map(|before| before.0).collect(), work });
         id
     }
 }
 
 impl Op<'_> {
-    fn operation(&self) -> Operation {
-        Operation::matmul(Datapath::of(self.weight.format()))
-    }
-
     /// Whether the result passes the weight's check, if it has one.
     fn holds(&self) -> bool {
-        let (Some(check), Operands::Int8 { a, out }) = (self.weight.check(), &self.operands) else {
+        let (Some(check), Work::Int8 { a, out }) = (self.weight.check(), &self.work) else {
             return true;
         };
         let mut rows = a.chunks_exact(self.weight.k()).zip(out.chunks_exact(self.weight.n()));
         rows.all(|(a, c)| check.holds(a, c))
-    }
-
-    /// Refuses operands that do not fit before anything runs.
-    fn check(&self) -> Result<(), DriverError> {
-        let (k, n) = (self.weight.k(), self.weight.n());
-        let (a, out) = match &self.operands {
-            Operands::Int8 { a, out } => (a.len(), out.len()),
-            Operands::Int4 { a, out } => (a.len(), out.len()),
-            Operands::Fp16 { a, out } => (a.len(), out.len()),
-        };
-        check_len("the activation", a, self.m * k)?;
-        check_len("the result", out, self.m * n)
     }
 }
 
@@ -166,16 +101,16 @@ impl Driver {
     pub fn run_queue(&self, queue: Queue<'_>) -> Result<QueueReport, DriverError> {
         let mut ops = queue.ops;
         for op in &ops {
-            op.check()?;
+            op.work.check(op.weight, op.m)?;
         }
         let nodes: Vec<Node> = ops
             .iter()
-            .map(|op| Node { datapath: Datapath::of(op.weight.format()), after: op.after.clone() })
+            .map(|op| Node { datapath: Datapath::of(op.work.format()), after: op.after.clone() })
             .collect();
         let start = self.engine.lock().datapath.state();
         let order = fewest_resets(&nodes, start);
         for pair in order.order.windows(2) {
-            join(ops[pair[0]].operation(), ops[pair[1]].operation()).map_err(DriverError::NoWay)?;
+            join(ops[pair[0]].work.operation(), ops[pair[1]].work.operation()).map_err(DriverError::NoWay)?;
         }
         let before = self.counters().resets;
         let mut report =
@@ -187,13 +122,14 @@ impl Driver {
             let count = if batch.len() > 1 { self.run_batch(&mut engine, &mut ops, &batch)? } else { 0 };
             drop(engine);
             if count == 0 {
-                self.run_alone(&mut ops[*first])?;
+                let Op { weight, m, work, .. } = &mut ops[*first];
+                self.work(weight, *m, work)?;
             } else {
                 for planned in &batch[..count] {
                     let op = &mut ops[planned.index];
                     if !op.holds() {
                         // Computed again by itself, where a second failure is an error.
-                        self.run_alone(op)?;
+                        self.work(op.weight, op.m, &mut op.work)?;
                     }
                 }
             }
@@ -202,34 +138,6 @@ impl Driver {
         }
         report.resets = self.counters().resets - before;
         Ok(report)
-    }
-
-    fn run_alone(&self, op: &mut Op<'_>) -> Result<(), DriverError> {
-        let (weight, m) = (op.weight, op.m);
-        match &mut op.operands {
-            Operands::Int8 { a, out } => self.matmul_codes(weight, m, a, out),
-            Operands::Int4 { a, out } => self.multiply(
-                weight,
-                m,
-                a,
-                out,
-                OutputStage::Plain,
-                |outputs, surfaces, row, out: &mut [i32]| {
-                    out.copy_from_slice(&widened_row::<i16, i32>(outputs, surfaces, row));
-                },
-            ),
-            Operands::Fp16 { a, out } => self.multiply(
-                weight,
-                m,
-                a,
-                out,
-                OutputStage::Plain,
-                |outputs, surfaces, row, out: &mut [f32]| {
-                    let sums = widened_row::<f32, f64>(outputs, surfaces, row);
-                    out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum as f32);
-                },
-            ),
-        }
     }
 
     /// The operations from the first on that can be one chain on each core.
@@ -244,13 +152,13 @@ impl Driver {
         for (place, index) in rest.iter().copied().enumerate() {
             let op = &ops[index];
             let joined = place == 0
-                || matches!(join(ops[rest[place - 1]].operation(), op.operation()), Ok(Join::Chain));
+                || matches!(
+                    join(ops[rest[place - 1]].work.operation(), op.work.operation()),
+                    Ok(Join::Chain)
+                );
             let free = !op.after.iter().any(|before| batch.iter().any(|planned| planned.index == *before));
             // A streamed weight holds a slot while it is used, and there may be no second one.
-            let plain = matches!(op.operands, Operands::Int8 { .. })
-                && op.weight.format() == Format::INT8_INT32
-                && !op.weight.is_streamed()
-                && op.m != 0;
+            let plain = matches!(op.work, Work::Int8 { .. }) && !op.weight.is_streamed() && op.m != 0;
             if !(joined && free && plain) {
                 break;
             }
@@ -293,7 +201,7 @@ impl Driver {
             .map_err(failed("allocating"))?;
         for planned in batch {
             let op = &ops[planned.index];
-            let Operands::Int8 { a, .. } = &op.operands else { continue };
+            let Work::Int8 { a, .. } = &op.work else { continue };
             let layout = &planned.plan.shapes()[0].features;
             let place = &mut features.host_mut()[planned.a as usize..][..layout.bytes() as usize];
             for (row, codes) in a.chunks_exact(op.weight.k()).enumerate() {
@@ -364,7 +272,7 @@ impl Driver {
         for planned in batch {
             let op = &mut ops[planned.index];
             let (weight, m) = (op.weight, op.m);
-            let Operands::Int8 { out, .. } = &mut op.operands else { continue };
+            let Work::Int8 { out, .. } = &mut op.work else { continue };
             let layout: &OutputLayout = &planned.shape().outputs;
             let surfaces = &outputs.host()[planned.c as usize..][..layout.bytes() as usize];
             for (row, target) in out.chunks_exact_mut(weight.n()).enumerate() {

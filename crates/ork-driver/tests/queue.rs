@@ -4,10 +4,13 @@
 
 mod support;
 
-use half::f16;
+use half::{bf16, f16};
 use ork_device::{Board, Device, DeviceOptions, DriverKind, EmuOptions, SubmitMode};
-use ork_driver::{CompletionMode, Driver, DriverError, DriverOptions, Queue, VerifyMode, Weight};
-use ork_layout::{Format, Int4};
+use ork_driver::{
+    CompletionMode, Driver, DriverError, DriverOptions, MatmulGroup, OpId, Queue, Requantise, VerifyMode,
+    Weight, Work,
+};
+use ork_layout::{Element, Format, Int4};
 use ork_testkit::{Case, Shape, reference};
 
 fn driver(change: impl FnOnce(&mut DeviceOptions, &mut DriverOptions)) -> (Driver, Board) {
@@ -37,8 +40,12 @@ fn int8(driver: &Driver, m: u32, k: u32, n: u32, seed: u64) -> Int8 {
 
 impl Int8 {
     fn add<'a>(&'a mut self, queue: &mut Queue<'a>) {
-        let m = self.case.shape.m as usize;
-        queue.int8(&self.weight, m, &self.features, &mut self.got, &[]);
+        self.after(queue, &[]);
+    }
+
+    fn after<'a>(&'a mut self, queue: &mut Queue<'a>, before: &[OpId]) -> OpId {
+        let work = Work::Int8 { a: &self.features, out: &mut self.got };
+        queue.push(&self.weight, self.case.shape.m as usize, work, before)
     }
 
     fn check(&self) {
@@ -123,9 +130,9 @@ fn precisions_are_grouped_and_resets_counted() {
     let mut queue = Queue::new();
     for ((eight, a), out) in eights.iter_mut().zip(&a4).zip(&mut out4) {
         eight.add(&mut queue);
-        queue.int4(&w4, 1, a, out, &[]);
+        queue.push(&w4, 1, Work::Int4 { a, out }, &[]);
     }
-    queue.fp16(&w16, 1, &a16, &mut out16, &[]);
+    queue.push(&w16, 1, Work::Fp16 { a: &a16, out: &mut out16 }, &[]);
     assert_eq!(queue.len(), 9);
     let report = driver.run_queue(queue).unwrap();
     // In the order given it would be eight.
@@ -144,15 +151,108 @@ fn precisions_are_grouped_and_resets_counted() {
     }
 }
 
+/// Small integers, whose sums every precision holds exactly.
+fn small(seed: usize, count: usize) -> Vec<i8> {
+    (0..count).map(|index| ((index * 5 + index / 7 + seed * 3) % 7) as i8 - 3).collect()
+}
+
+#[test]
+fn every_kind_of_work_in_one_queue() {
+    const M: usize = 3;
+    const K: usize = 512;
+    const N: usize = 64;
+    fn load<T: Element>(driver: &Driver, format: Format, of: impl Fn(i8) -> T) -> Weight {
+        let b: Vec<T> = small(1, K * N).into_iter().map(of).collect();
+        let rows = |row: usize, out: &mut [T]| out.copy_from_slice(&b[row * K..][..K]);
+        driver.load_elements("w", format, K, N, &rows).unwrap()
+    }
+    fn rows<T>(of: impl Fn(i8) -> T) -> Vec<T> {
+        small(2, M * K).into_iter().map(of).collect()
+    }
+    let sums: Vec<i32> = {
+        let (a, b) = (small(2, M * K), small(1, N * K));
+        let dot = |a: &[i8], b: &[i8]| a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum();
+        a.chunks(K).flat_map(|a| b.chunks(K).map(move |b| dot(a, b))).collect()
+    };
+    let by = Requantise { multiplier: 3, shift: 5, offset: 0 };
+    let nibble = |x: i8| Int4::new(x).unwrap();
+    let half = |x: i8| f16::from_f32(x.into());
+    let brain = |x: i8| bf16::from_f32(x.into());
+    for (kernel, resets) in [(DriverKind::Rknpu, 1), (DriverKind::Rocket, 0)] {
+        let (driver, _) = driver(|device, _| device.emulated_driver = kernel);
+        let driver = &driver;
+        let (w8, w8_8) = (load(driver, Format::INT8_INT32, |x| x), load(driver, Format::INT8_INT8, |x| x));
+        let (w4, w16) =
+            (load(driver, Format::INT4_INT16, nibble), load(driver, Format::INT16_INT32, i16::from));
+        let (wf, wf_f) = (load(driver, Format::FP16_FP32, half), load(driver, Format::FP16_FP16, half));
+        let (wb, wt) = (load(driver, Format::BF16_FP32, brain), load(driver, Format::TF32_FP32, f32::from));
+        let (a8, a4, a16) = (rows(|x| x), rows(nibble), rows(i16::from));
+        let (af, ab, at) = (rows(half), rows(brain), rows(f32::from));
+        let mut o8 = vec![[0_i32; M * N]; 2];
+        let (mut o8_8, mut o4, mut o16) = ([0_i8; M * N], [0_i32; M * N], [0_i64; M * N]);
+        let (mut of, mut of_f) = ([0_f32; M * N], [f16::ZERO; M * N]);
+        let (mut ob, mut ot) = ([0_f32; M * N], [0_f32; M * N]);
+
+        let mut queue = Queue::new();
+        let [first, last] = &mut o8[..] else { unreachable!() };
+        queue.push(&w4, M, Work::Int4 { a: &a4, out: &mut o4 }, &[]);
+        queue.push(&w8, M, Work::Int8 { a: &a8, out: first }, &[]);
+        queue.push(&wf, M, Work::Fp16 { a: &af, out: &mut of }, &[]);
+        queue.push(&w16, M, Work::Int16 { a: &a16, out: &mut o16 }, &[]);
+        queue.push(&wb, M, Work::Bf16 { a: &ab, out: &mut ob }, &[]);
+        queue.push(&w8_8, M, Work::Int8ToInt8 { a: &a8, by, out: &mut o8_8 }, &[]);
+        queue.push(&wt, M, Work::Tf32 { a: &at, out: &mut ot }, &[]);
+        queue.push(&wf_f, M, Work::Fp16ToFp16 { a: &af, out: &mut of_f }, &[]);
+        queue.push(&w8, M, Work::Int8 { a: &a8, out: last }, &[]);
+        let report = driver.run_queue(queue).unwrap();
+        assert_eq!(report.resets, resets, "{kernel:?} {report:?}");
+
+        let as_floats: Vec<f32> = sums.iter().map(|sum| *sum as f32).collect();
+        o8.iter().for_each(|out| assert_eq!(out[..], sums));
+        assert_eq!(o4[..], sums);
+        assert_eq!(o16[..], sums.iter().map(|sum| i64::from(*sum)).collect::<Vec<_>>());
+        let narrow = |sum: &i32| reference::requantise((*sum).into(), by.multiplier, by.shift, by.offset);
+        assert_eq!(o8_8[..], sums.iter().map(narrow).collect::<Vec<_>>());
+        for out in [of, ob, ot] {
+            assert_eq!(out[..], as_floats);
+        }
+        assert_eq!(of_f[..], as_floats.iter().map(|sum| f16::from_f32(*sum)).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_weight_of_another_format_is_refused() {
+    let (driver, _) = driver(|_, _| {});
+    let load = |format| driver.load_elements::<i8>("w", format, 512, 32, &|_, out| out.fill(1)).unwrap();
+    let (exact, narrow) = (load(Format::INT8_INT32), load(Format::INT8_INT8));
+    let (a, mut out) = (vec![1_i8; 512], vec![0_i32; 32]);
+    let refused = |outcome: Result<(), DriverError>| {
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, DriverError::Format { needed: Format::INT8_INT32, .. }), "{error:?}");
+    };
+    refused(driver.matmul_codes(&narrow, 1, &a, &mut out));
+    let mut floats = vec![0.0; 32];
+    let parts = vec![(&narrow, &mut floats[..])];
+    refused(driver.matmul(&mut MatmulGroup { x: &[1.0; 512], m: 1, parts }));
+    let mut precompiled = driver.precompile(&narrow, 1).unwrap();
+    refused(driver.run_precompiled_codes(&mut precompiled, &narrow, &a, &mut out));
+    let (mut fine, mut other) = (vec![0_i32; 32], vec![0_i32; 32]);
+    let mut queue = Queue::new();
+    queue.push(&exact, 1, Work::Int8 { a: &a, out: &mut fine }, &[]);
+    queue.push(&narrow, 1, Work::Int8 { a: &a, out: &mut other }, &[]);
+    refused(driver.run_queue(queue).map(|_| ()));
+    assert_eq!(driver.device().counters().submits(), 0, "refused before anything ran");
+}
+
 #[test]
 fn what_must_come_before_comes_before_and_breaks_the_batch() {
     let (driver, _) = driver(|_, _| {});
     let mut products: Vec<_> = (0..3).map(|seed| int8(&driver, 1, 64, 64, seed)).collect();
     let [one, two, three] = &mut products[..] else { unreachable!() };
     let mut queue = Queue::new();
-    let first = queue.int8(&one.weight, 1, &one.features, &mut one.got, &[]);
-    let second = queue.int8(&two.weight, 1, &two.features, &mut two.got, &[first]);
-    let third = queue.int8(&three.weight, 1, &three.features, &mut three.got, &[]);
+    let first = one.after(&mut queue, &[]);
+    let second = two.after(&mut queue, &[first]);
+    let third = three.after(&mut queue, &[]);
     let report = driver.run_queue(queue).unwrap();
     assert_eq!((report.order, report.batches), (vec![first, second, third], vec![1, 2]));
     products.iter().for_each(Int8::check);
@@ -187,7 +287,7 @@ fn a_queue_is_checked_before_anything_runs_and_may_be_empty() {
     let mut short = vec![0; 63];
     let mut queue = Queue::new();
     good.add(&mut queue);
-    queue.int8(&bad.weight, 1, &bad.features, &mut short, &[]);
+    queue.push(&bad.weight, 1, Work::Int8 { a: &bad.features, out: &mut short }, &[]);
     let error = driver.run_queue(queue).unwrap_err();
     assert!(matches!(error, DriverError::Shape { found: 63, needed: 64, .. }), "{error:?}");
     assert_eq!(driver.device().counters().submits(), 0);
