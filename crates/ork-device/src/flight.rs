@@ -16,6 +16,7 @@ use crate::kernel::{Ended, Feature, Fence, Fenced, KernelError, Word};
 use crate::proof::{Seed, frontier};
 use crate::recovery::Ladder;
 use crate::round::{Chain, Input, Method, Round, Witness, hull};
+use crate::shared::Shared;
 use crate::single::{Said, Start, Taken};
 use crate::spread::Spread;
 use crate::submission::{Completed, Submission};
@@ -307,11 +308,16 @@ impl<'a> Flight<'a> {
     }
 
     fn arrived(&mut self, index: usize) -> Attempt {
-        let now = self.now();
         let lane = &mut self.lanes[index];
         lane.airborne = false;
+        let Shared { clock, kernel, .. } = &*self.device.shared;
+        let took = clock.now().saturating_sub(lane.started);
+        let timeout_ms = lane.chain.submission.timeout_ms.unwrap_or(self.device.timeout_ms);
+        let lingers = kernel.lingers(took, lane.window, timeout_ms);
+        if !lingers.is_zero() {
+            clock.pause(lingers);
+        }
         if !lane.troubled {
-            let took = now.saturating_sub(lane.started);
             self.device.windows.lock().learn(lane.chain.geometry, took);
         }
         Attempt::Proven

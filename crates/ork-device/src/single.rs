@@ -108,6 +108,7 @@ impl Device {
             tasks: &submission.tasks,
             domain: submission.domain,
             timeout_ms: submission.timeout_ms.unwrap_or(self.timeout_ms),
+            patience: Duration::ZERO,
             ping_pong: submission.ping_pong,
             task_array: taken.slot.get(&submission.domain).and_then(DmaBuffer::object),
             output: None,
@@ -131,9 +132,8 @@ impl Device {
     ) -> Result<Option<Fence>, KernelError> {
         let &Start { output, fenced, patience, tasks } = start;
         let own = self.job(taken, submission, core);
-        let timeout_ms = u32::try_from(patience.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
         let tasks = &own.tasks[..tasks.min(own.tasks.len())];
-        let job = Job { timeout_ms: timeout_ms.max(1), output, tasks, ..own };
+        let job = Job { patience, output, tasks, ..own };
         // SAFETY: as for `run_taken`; who starts a job keeps `taken` until it has ended.
         unsafe { self.shared.kernel.start(&job, fenced) }
     }

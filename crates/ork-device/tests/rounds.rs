@@ -226,7 +226,7 @@ fn waiting_may_be_bounded_and_resumed() {
 #[test]
 fn a_halted_chain_runs_a_prefix_and_the_core_works_on() {
     for kernel in &KERNELS[..3] {
-        let (device, board) = device_on(*kernel, FaultPlan::default(), |options| options.timeout_ms = 6000);
+        let (device, board) = device_on(*kernel, FaultPlan::default(), |_| {});
         let mut bench = Bench::new(&device, ZERO, 2, 200, 3);
         let ran = bench.start(&device).unwrap().halt().unwrap();
         let right = bench.right();

@@ -210,7 +210,13 @@ pub fn fault_run(
     watch: &mut dyn FnMut(&FaultTally) -> bool,
 ) -> Result<FaultTally, FaultRunError> {
     let faults = FaultPlan { seed: run.seed, ..run.faults.clone() };
-    let emulated = EmuOptions { driver_version: run.driver_version, faults, ..EmuOptions::default() };
+    let emulated = EmuOptions {
+        driver_version: run.driver_version,
+        // As the source of 0.9.8 does (`uapi.md` A.11 row 12).
+        reap_compares_microseconds: run.driver_version >= [0, 9, 8],
+        faults,
+        ..EmuOptions::default()
+    };
     let options = DeviceOptions {
         emulated_driver: run.kernel,
         cores: run.cores,

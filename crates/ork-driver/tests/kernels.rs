@@ -25,7 +25,11 @@ fn way(
     submit: SubmitMode,
     completion: CompletionMode,
 ) -> Way {
-    let board = Board::new(&EmuOptions { driver_version: version, ..EmuOptions::default() });
+    let board = Board::new(&EmuOptions {
+        driver_version: version,
+        reap_compares_microseconds: version == RKNPU[2],
+        ..EmuOptions::default()
+    });
     let options = DeviceOptions {
         emulated_driver: kind,
         cores,

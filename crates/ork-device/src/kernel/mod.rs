@@ -67,6 +67,9 @@ pub(crate) struct Job<'a> {
     pub(crate) tasks: &'a [Task],
     pub(crate) domain: DomainId,
     pub(crate) timeout_ms: u32,
+    /// Of a job that nobody waits for: how long before it is taken for lost, and the next one on its core may throw
+    /// it away.
+    pub(crate) patience: Duration,
     pub(crate) ping_pong: bool,
     /// Filled with the descriptors of `tasks`, if the driver wants them in memory
     /// ([`Kernel::wants_task_array`]).
@@ -154,6 +157,17 @@ pub(crate) trait Kernel: Send + Sync + fmt::Debug {
     /// # Safety
     /// The object is alive.
     unsafe fn wait(&self, object: &Object, limit: Duration) -> Result<(Word, u64), KernelError>;
+
+    /// How long a job whose output is there may still look to the driver as if it ran, where starting another one behind
+    /// it would throw it away for that.
+    fn lingers(&self, _flown: Duration, _patience: Duration, _timeout_ms: u32) -> Duration {
+        Duration::ZERO
+    }
+
+    /// How long after its start a job that nobody waits for, and that is lost, is thrown away for the next one.
+    fn reaps_after(&self, _patience: Duration, _timeout_ms: u32) -> Duration {
+        Duration::ZERO
+    }
 
     fn reset(&self) -> Result<(), KernelError>;
 

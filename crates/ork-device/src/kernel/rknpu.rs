@@ -21,10 +21,58 @@ use crate::kernel::{
 /// First driver with address spaces (`uapi.md` A.14).
 const DOMAINS_SINCE: u32 = 906;
 
+/// First driver whose source is known to compare the microseconds that a job has run with its limit in milliseconds,
+/// before it starts another one that nobody waits for (`uapi.md` A.9, A.11 row 12).
+const MICROSECONDS_SINCE: u32 = 908;
+/// From the last byte of a job's output until its interrupt is handled, with a margin.
+const INTERRUPT: Duration = Duration::from_micros(100);
+
 #[derive(Debug)]
 pub(crate) struct RknpuKernel {
     npu: Rknpu<Arc<dyn Transport>>,
     features: Features,
+    reaping: Reaping,
+}
+
+/// What the driver compares the time limit of a job that nobody waits for with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reaping {
+    Milliseconds,
+    /// Unless that was mended without another version.
+    Microseconds,
+}
+
+impl Reaping {
+    fn of(driver_version: u32) -> Self {
+        if driver_version >= MICROSECONDS_SINCE { Self::Microseconds } else { Self::Milliseconds }
+    }
+
+    /// The time limit of a job that is lost after `patience`. One that is too small makes the driver throw away, and
+    /// reset, a job that has just ended; one that is too large keeps a lost job on its core. So microseconds are given as
+    /// microseconds, but never more than `timeout_ms`, after which a mended driver lets go, too.
+    fn limit(self, patience: Duration, timeout_ms: u32) -> u32 {
+        let whole = |units: u128| u32::try_from(units).unwrap_or(u32::MAX).max(1);
+        // Rounded down: at the end of its window a job is overdue.
+        let milliseconds = whole(patience.as_millis());
+        match self {
+            Self::Milliseconds => milliseconds,
+            Self::Microseconds => whole(patience.as_micros()).min(timeout_ms).max(milliseconds),
+        }
+    }
+
+    /// How long after its start such a job is overdue.
+    fn overdue(self, patience: Duration, timeout_ms: u32) -> Duration {
+        let limit = self.limit(patience, timeout_ms).into();
+        match self {
+            Self::Milliseconds => Duration::from_millis(limit),
+            Self::Microseconds => Duration::from_micros(limit),
+        }
+    }
+
+    fn lingers(self, flown: Duration, patience: Duration, timeout_ms: u32) -> Duration {
+        let overdue = flown + INTERRUPT > self.overdue(patience, timeout_ms);
+        if self == Self::Microseconds && overdue { INTERRUPT } else { Duration::ZERO }
+    }
 }
 
 impl RknpuKernel {
@@ -43,7 +91,8 @@ impl RknpuKernel {
             list.push(Sram);
         }
         let name = format!("{} {}", ork_rknpu::DRIVER_NAME, dotted(info.driver_version));
-        Self { npu, features: Features { driver: DriverKind::Rknpu, name, list, domains } }
+        let features = Features { driver: DriverKind::Rknpu, name, list, domains };
+        Self { npu, features, reaping: Reaping::of(info.driver_version) }
     }
 
     fn request(job: &Job<'_>, flags: u32) -> RknpuSubmit {
@@ -158,7 +207,8 @@ impl Kernel for RknpuKernel {
 
     unsafe fn start(&self, job: &Job<'_>, fenced: Fenced) -> Result<Option<Fence>, KernelError> {
         let fence = if fenced == Fenced::Yes { job::FENCE_OUT } else { 0 };
-        let request = Self::request(job, job::NONBLOCK | fence);
+        let timeout = self.reaping.limit(job.patience, job.timeout_ms);
+        let request = RknpuSubmit { timeout, ..Self::request(job, job::NONBLOCK | fence) };
         // SAFETY: the caller's promise.
         let report = unsafe { self.npu.submit(&request) }?;
         Ok((report.fence_fd >= 0).then_some(Fence(report.fence_fd)))
@@ -166,6 +216,14 @@ impl Kernel for RknpuKernel {
 
     unsafe fn wait(&self, _object: &Object, _limit: Duration) -> Result<(Word, u64), KernelError> {
         Ok((Word::Silent, 0))
+    }
+
+    fn lingers(&self, flown: Duration, patience: Duration, timeout_ms: u32) -> Duration {
+        self.reaping.lingers(flown, patience, timeout_ms)
+    }
+
+    fn reaps_after(&self, patience: Duration, timeout_ms: u32) -> Duration {
+        self.reaping.overdue(patience, timeout_ms)
     }
 
     fn reset(&self) -> Result<(), KernelError> {
@@ -182,5 +240,34 @@ impl Kernel for RknpuKernel {
 
     fn interruptions(&self) -> u64 {
         self.npu.interruptions()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_limit_is_in_what_the_driver_compares_it_with() {
+        let us = Duration::from_micros;
+        let (old, new) = (Reaping::of(906), Reaping::of(908));
+        assert_eq!((old.limit(us(2500), 6000), old.limit(us(500_000), 6000)), (2, 500));
+        assert_eq!((old.limit(us(0), 6000), new.limit(us(0), 6000)), (1, 1));
+        assert_eq!(new.limit(us(2500), 6000), 2500);
+        assert_eq!(new.limit(us(500_000), 6000), 6000, "not for ever, should it be milliseconds");
+        assert_eq!(new.limit(us(500_000), 100), 500, "and never before its window");
+        for patience in [2_000, 2_999, 77_777, 500_000] {
+            for reaping in [old, new] {
+                assert!(reaping.overdue(us(patience), 6000) <= us(patience), "{reaping:?} {patience}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_looks_overdue_lingers() {
+        let ms = Duration::from_millis;
+        assert_eq!(Reaping::Microseconds.lingers(ms(1), ms(3), 6000), Duration::ZERO);
+        assert_eq!(Reaping::Microseconds.lingers(ms(7), ms(21), 6000), INTERRUPT);
+        assert_eq!(Reaping::Milliseconds.lingers(ms(7), ms(21), 6000), Duration::ZERO);
     }
 }

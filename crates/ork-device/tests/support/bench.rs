@@ -29,7 +29,13 @@ pub(crate) fn device_on(
     change: impl FnOnce(&mut DeviceOptions),
 ) -> (Device, Board) {
     let driver_version = if driver == DriverKind::Rknpu { version } else { [0, 9, 8] };
-    let board = Board::new(&EmuOptions { driver_version, faults, ..EmuOptions::default() });
+    let board = Board::new(&EmuOptions {
+        driver_version,
+        // What the source of this version does.
+        reap_compares_microseconds: driver_version == [0, 9, 8],
+        faults,
+        ..EmuOptions::default()
+    });
     let mut options = DeviceOptions {
         emulated_driver: driver,
         recovery: RecoveryMode::Forbid,
