@@ -231,7 +231,7 @@ fn a_weight_of_another_format_is_refused() {
         assert!(matches!(error, DriverError::Format { needed: Format::INT8_INT32, .. }), "{error:?}");
     };
     refused(driver.matmul_codes(&narrow, 1, &a, &mut out));
-    let mut floats = vec![0.0; 32];
+    let mut floats = [0.0; 32];
     let parts = vec![(&narrow, &mut floats[..])];
     refused(driver.matmul(&mut MatmulGroup { x: &[1.0; 512], m: 1, parts }));
     let mut precompiled = driver.precompile(&narrow, 1).unwrap();
