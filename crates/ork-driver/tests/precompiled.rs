@@ -5,8 +5,11 @@
 mod support;
 
 use half::f16;
-use ork_device::{Board, Device, DeviceOptions, DomainId, DriverKind, EmuOptions, Purpose, SubmitMode};
-use ork_driver::{Driver, DriverError, DriverOptions, InPlace, Precompiled, Weight};
+use ork_device::{
+    Board, Device, DeviceOptions, DomainId, DriverKind, EmuOptions, EventKind, FaultPlan, Purpose,
+    RecoveryMode, SubmitMode,
+};
+use ork_driver::{Driver, DriverError, DriverOptions, InPlace, Precompiled, VerifyMode, Weight};
 use ork_layout::Format;
 use ork_testkit::{Case, Shape, reference};
 
@@ -241,4 +244,38 @@ fn floats_run_twice_when_they_are_cold() {
         submits.push(driver.device().counters().submits() - before);
     }
     assert_eq!(submits[0], 2 * submits[1], "{submits:?}");
+}
+
+#[test]
+fn the_check_watches_over_programs_that_are_kept() {
+    let stale = FaultPlan { seed: 3, stale_line: "one-in:7".parse().unwrap(), ..FaultPlan::default() };
+    let board = Board::new(&EmuOptions { faults: stale, ..EmuOptions::default() });
+    let device = DeviceOptions { recovery: RecoveryMode::Allow, ..DeviceOptions::default() };
+    let options = DriverOptions { verify: VerifyMode::Product, ..DriverOptions::default() };
+    let driver = Driver::new(Device::on_board(&board, &device).unwrap(), options).unwrap();
+    let (mut right, mut given_up) = (0, 0);
+    for round in 0..20 {
+        let cases: Vec<Case> =
+            (0..10).map(|seed| Case::new(Shape::new(2, 96, 64), 10 * round + seed)).collect();
+        let weight = load(&driver, &cases[0]);
+        let mut product = driver.precompile(&weight, 2).unwrap();
+        let (k, n) = (96, 64);
+        for case in &cases {
+            let (features, mut got) = (case.features(), vec![i32::MIN; 2 * n]);
+            let want = reference::fast_i8(&features, &cases[0].weights(), Shape::new(2, k, n as u32));
+            match driver.run_precompiled_codes(&mut product, &weight, &features, &mut got) {
+                Ok(()) => {
+                    assert_eq!(got, want, "{case}");
+                    right += 1;
+                }
+                // Weights or programs never reached the memory, and must be made again. Half a program is objected to.
+                Err(DriverError::WrongProduct { attempt: 3.., .. } | DriverError::Objection { .. }) => {
+                    given_up += 1;
+                }
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    }
+    assert!(right > 50 && right + given_up == 200, "{right} right, {given_up} given up");
+    assert!(driver.device().event_counts().of(EventKind::WrongProduct) > 5);
 }
