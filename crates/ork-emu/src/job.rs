@@ -316,11 +316,13 @@ impl Work for Job {
             let range = state.parts.iter().find(|part| part.core == core).map(|part| part.range);
             range.zip(state.held.as_ref().map(|held| Arc::clone(&held.tasks)))
         };
-        let Some((range, tasks)) = part.filter(|_| !self.cancelled.load(Relaxed)) else {
-            // Given up before it began on this core.
+        // Nobody waits for it any more.
+        let Some((range, tasks)) = part else { return Verdict::Free };
+        if self.cancelled.load(Relaxed) {
+            // Given up before it began on this core: it will not end. One that nobody waits for stays until it is reaped.
             self.set(core, PartState::Stuck { committed: Instant::now(), counter: 0 });
-            return Verdict::Free;
-        };
+            return if self.nonblock { Verdict::Stuck } else { Verdict::Free };
+        }
         self.set(core, PartState::Running);
         let end = self.run_range(core, range, &tasks, Instant::now());
         // Before anybody learns of the end.
@@ -387,22 +389,16 @@ mod tests {
     use crate::object::Allocation;
     use crate::{Board, EmuOptions};
 
-    /// A core may be reset under a job that has not begun on its other cores: whoever waits for it must learn that it
-    /// has ended.
-    #[test]
-    fn a_job_that_is_given_up_before_it_begins_has_ended() {
-        let board = Board::new(&EmuOptions::default());
-        let space = Arc::clone(board.0.space(0));
-        let (alignment, driver) = (Alignment::Page, Driver::Rknpu);
+    fn job(board: &Board, nonblock: bool) -> Arc<Job> {
         let array = Allocation {
-            driver,
+            driver: Driver::Rknpu,
             size: 4096,
-            alignment,
+            alignment: Alignment::Page,
             cacheable: false,
             kernel_mapping: true,
             sram: 0,
             domain: 0,
-            space,
+            space: Arc::clone(board.0.space(0)),
         };
         let range = RknpuSubcoreTask { task_start: 0, task_number: 1 };
         let order = Order {
@@ -412,17 +408,40 @@ mod tests {
             domain: 0,
             dma_base: Iova(0),
             parts: vec![Part::new(0, range), Part::new(2, range)],
-            nonblock: false,
+            nonblock,
             timeout_ms: 1,
             fence: None,
         };
         board.0.live_domain.enter(0).unwrap();
-        let job = Arc::new(Job::new(&board.0, order));
+        Arc::new(Job::new(&board.0, order))
+    }
+
+    /// A core may be reset under a job that has not begun on its other cores: whoever waits for it must learn that it
+    /// has ended.
+    #[test]
+    fn a_job_that_is_given_up_before_it_begins_has_ended() {
+        let board = Board::new(&EmuOptions::default());
+        let job = job(&board, false);
         job.cancel();
         assert_eq!((job.run(0), job.settled(Duration::ZERO).is_none()), (Verdict::Free, true));
         assert_eq!(job.run(2), Verdict::Free);
         assert!(matches!(job.settled(Duration::ZERO), Some(Settled::Stuck { counter: 0, .. })));
         job.take_off();
+        drop(job);
+        assert_eq!(board.live(), crate::Live::default());
+    }
+
+    /// One that nobody waits for must stay on a core, or nothing would ever end its use of the domain.
+    #[test]
+    fn a_job_that_is_given_up_and_not_waited_for_stays_until_it_is_reaped() {
+        let board = Board::new(&EmuOptions::default());
+        let job = job(&board, true);
+        job.set(0, PartState::Done(Duration::ZERO));
+        job.cancel();
+        assert_eq!((job.run(2), board.live().jobs), (Verdict::Stuck, 1));
+        job.discard();
+        // After that there is nothing to stay for.
+        assert_eq!((job.run(0), board.live().jobs), (Verdict::Free, 0));
         drop(job);
         assert_eq!(board.live(), crate::Live::default());
     }
