@@ -226,7 +226,7 @@ enum Age {
 }
 
 /// Lines of a range that are compared, at most; spread evenly, both ends among them.
-const LINES_COMPARED: usize = 64;
+const LINES_COMPARED: usize = 16;
 
 impl CpuView {
     /// A view that starts with what the memory holds.
@@ -392,22 +392,22 @@ mod tests {
         let view = Arc::new(CpuView::new(Backing::Private, &dram, &Arc::default()).unwrap());
         dram.attach(&view);
         let unflushed = |range: Range<usize>| view.unflushed(&range, read(&dram, range.clone()).as_ref());
-        assert_eq!((unflushed(0..4096), unflushed(7..7)), (None, None));
+        assert_eq!((unflushed(0..1024), unflushed(7..7)), (None, None));
         // The CPU writes one byte: only ranges with that byte are stale.
         view.write(130, &[2]);
-        assert_eq!((unflushed(0..4096), unflushed(130..131)), (Some(130), Some(130)));
+        assert_eq!((unflushed(0..1024), unflushed(130..131)), (Some(130), Some(130)));
         assert_eq!((unflushed(0..130), unflushed(131..192)), (None, None), "other bytes of the line");
         view.flush(&dram, 128..192);
-        assert_eq!(unflushed(0..4096), None);
+        assert_eq!(unflushed(0..1024), None);
         // A device writes: the view is old, and nobody has forgotten anything.
         dram.device_write(640, &[3; 64]);
-        assert_eq!(unflushed(0..4096), None);
+        assert_eq!(unflushed(0..1024), None);
         view.write(64, &[4]);
-        assert_eq!(unflushed(0..4096), Some(64), "the line beside it is not old");
+        assert_eq!(unflushed(0..1024), Some(64), "the line beside it is not old");
         view.load(&dram, 0..4096);
-        assert_eq!(unflushed(0..4096), None);
+        assert_eq!(unflushed(0..1024), None);
         view.write(640, &[5]);
-        assert_eq!(unflushed(0..4096), Some(640), "loaded, then written");
+        assert_eq!(unflushed(0..1024), Some(640), "loaded, then written");
         // Of a long range the ends are always looked at.
         view.write(0, &[9]);
         assert_eq!(unflushed(0..1 << 20), Some(0));
