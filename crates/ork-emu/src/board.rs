@@ -13,6 +13,7 @@ use ork_sim::{Bus, Core, JobOutcome, PcJob};
 
 use crate::CORES;
 use crate::action::Meters;
+use crate::bus::Owed;
 use crate::dma_buf::VirtualHeap;
 use crate::domain::{AddressSpace, LiveDomain, Placement};
 use crate::fault::Faults;
@@ -128,6 +129,7 @@ pub(crate) struct Inner {
     /// Blocking jobs, which a reset wakes.
     waiting: Mutex<Vec<Weak<Job>>>,
     clock_ns: AtomicU64,
+    pub(crate) owed: Owed,
     findings: Mutex<VecDeque<Finding>>,
 }
 
@@ -243,6 +245,7 @@ impl Board {
             resetting: AtomicBool::new(false),
             waiting: Mutex::default(),
             clock_ns: AtomicU64::new(0),
+            owed: Owed::default(),
             findings: Mutex::default(),
         }))
     }
@@ -339,11 +342,12 @@ impl Board {
         &self.0.options
     }
 
-    /// Whether a core computes, or is about to: time on the board means something only while none does, because the
-    /// model is slower than silicon. A core that is stuck does not compute, nor does what waits behind it.
+    /// Whether a core computes, or is about to, or the host is late with output that was held back: time on the board
+    /// means something only otherwise, because the model is slower than silicon. A core that is stuck does not compute,
+    /// nor does what waits behind it.
     #[must_use]
     pub fn is_computing(&self) -> bool {
-        self.0.cores.iter().any(|core| core.lane.is_computing())
+        self.0.cores.iter().any(|core| core.lane.is_computing()) || self.0.owed.is_overdue()
     }
 
     /// Uses a domain as another process would, until the hold is dropped.

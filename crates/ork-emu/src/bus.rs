@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ork_isa::Iova;
 use ork_sim::{Access, Bus, BusFault, Span};
@@ -53,6 +53,38 @@ pub(crate) struct Mishaps {
     pub(crate) wild_read: AtomicBool,
     pub(crate) wild_write: AtomicBool,
     pub(crate) overrun: AtomicBool,
+}
+
+/// When output that is held back should be there. The host may be slower than that.
+#[derive(Debug, Default)]
+pub(crate) struct Owed(Arc<Mutex<Vec<Instant>>>);
+
+/// Output that is held back; dropped when it is there.
+struct OwedOutput {
+    list: Arc<Mutex<Vec<Instant>>>,
+    due: Instant,
+}
+
+impl Owed {
+    fn until(&self, due: Instant) -> OwedOutput {
+        self.0.lock().push(due);
+        OwedOutput { list: Arc::clone(&self.0), due }
+    }
+
+    /// Whether something should be there and is not.
+    pub(crate) fn is_overdue(&self) -> bool {
+        let now = Instant::now();
+        self.0.lock().iter().any(|due| *due <= now)
+    }
+}
+
+impl Drop for OwedOutput {
+    fn drop(&mut self) {
+        let mut list = self.list.lock();
+        if let Some(at) = list.iter().position(|due| *due == self.due) {
+            list.swap_remove(at);
+        }
+    }
 }
 
 /// The bus of one part of a job.
@@ -195,9 +227,11 @@ impl<'a> JobBus<'a> {
     /// As [`finish`](Self::finish), but only after some time, from another thread.
     pub(crate) fn finish_late(&self, delay: Duration) {
         let tails: Vec<Tail> = self.tails.lock().drain().map(|(_, tail)| tail).collect();
+        let owed = self.board.owed.until(Instant::now() + delay);
         let late = move || {
             std::thread::sleep(delay);
             tails.iter().for_each(Tail::store);
+            drop(owed);
         };
         // Without a thread the bytes come on time.
         let spawned = std::thread::Builder::new().name("ork-emu-late".into()).spawn(late);
@@ -371,5 +405,17 @@ mod tests {
         assert!(bus.read(Iova(high), 1).is_err());
         assert!(bus.write(Iova(high), &[1]).is_err());
         assert_eq!(stored(&bus, high, 1), [0]);
+    }
+
+    #[test]
+    fn output_is_owed_from_its_time_until_it_is_there() {
+        let (owed, now) = (Owed::default(), Instant::now());
+        assert!(!owed.is_overdue());
+        let (late, early) = (owed.until(now), owed.until(now + Duration::from_secs(3600)));
+        assert!(owed.is_overdue());
+        drop(late);
+        assert!(!owed.is_overdue(), "the other one is not due");
+        drop(early);
+        assert!(owed.0.lock().is_empty());
     }
 }

@@ -257,7 +257,8 @@ impl Inner {
                 continue;
             }
             self.pulse_reset_lines();
-            for work in doomed {
+            // What waits goes first: once the running job is off the core, the next one in the queue would begin.
+            for work in doomed.into_iter().rev() {
                 work.cancel();
                 work.discard();
                 for slot in &self.cores {

@@ -288,6 +288,33 @@ fn behind_a_stuck_job_nothing_is_committed_until_it_is_reaped() {
 }
 
 #[test]
+fn what_waits_behind_a_reaped_job_never_begins() {
+    // A race: the core must not take the next job while the one before it is thrown away.
+    for _ in 0..50 {
+        let gate = Arc::new(Barrier::new(2));
+        let (inside, first) = (Arc::clone(&gate), AtomicU32::new(0));
+        let (board, log) = board_with(&EmuOptions::default(), move |core, bus, job| {
+            if first.fetch_add(1, SeqCst) != 0 {
+                return adding(core, bus, job);
+            }
+            inside.wait();
+            outcome(0, 0, JobEnd::Hang(some_diagnosis()))
+        });
+        let npu = open(&board);
+        let (tasks, data) = work(&npu);
+        let nonblocking = RknpuSubmit { flags: NONBLOCK, ..request(&tasks, 1, 1) };
+        for _ in 0..4 {
+            submit(&npu, &nonblocking).unwrap();
+        }
+        gate.wait();
+        eventually("the hang", || !board.is_computing());
+        submit(&npu, &nonblocking).unwrap();
+        eventually("the end", || board.live().jobs == 0);
+        assert_eq!((log.runs.lock().unwrap().len(), peek(&data, 64)), (2, 1));
+    }
+}
+
+#[test]
 fn a_blocking_hang_frees_its_core_for_the_next_job() {
     let board = stuck(&EmuOptions::default());
     let npu = open(&board);
