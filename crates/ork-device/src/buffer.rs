@@ -81,11 +81,9 @@ impl Slab {
             kernel_mapping: purpose == Purpose::Tasks,
             sram: purpose == Purpose::OnChip,
         };
-        let object = {
-            let _used = device.enter(domain)?;
-            device.kernel.alloc(&request)
-        };
-        let object = object.map_err(|source| DeviceError::Call {
+        // Until the object is known: who closes the device waits for it.
+        let _used = device.enter(domain)?;
+        let object = device.kernel.alloc(&request).map_err(|source| DeviceError::Call {
             doing: format!("cannot allocate a {purpose:?} buffer of {len} bytes in domain {domain}"),
             source,
         })?;
@@ -112,12 +110,9 @@ impl Slab {
         if len == 0 || len > WINDOW_BYTES {
             return Err(DeviceError::Length { len });
         }
-        let object = {
-            // The kernel maps it into the domain that is live.
-            let _used = device.enter(domain)?;
-            device.kernel.import(own.as_raw_fd(), domain)
-        };
-        let object = object.map_err(|source| {
+        // The kernel maps it into the domain that is live. Until the object is known: who closes the device waits for it.
+        let _used = device.enter(domain)?;
+        let object = device.kernel.import(own.as_raw_fd(), domain).map_err(|source| {
             call(&format!("cannot import a dma-buf of {len} bytes into domain {domain}"), source)
         })?;
         add(&device.counters.buffers_imported, 1);

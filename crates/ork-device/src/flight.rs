@@ -12,12 +12,12 @@ use crate::buffer::DmaBuffer;
 use crate::device::Device;
 use crate::error::{DeviceError, SubmitError};
 use crate::events::EventKind;
-use crate::kernel::{Ended, Feature, Fence, Fenced, KernelError, Word};
+use crate::kernel::{Ended, Feature, Fenced, KernelError, Word};
 use crate::proof::{Seed, frontier};
 use crate::recovery::Ladder;
 use crate::round::{Chain, Input, Method, Round, Witness, hull};
 use crate::shared::Shared;
-use crate::single::{Said, Start, Taken};
+use crate::single::{OpenFence, Said, Start, Taken};
 use crate::spread::Spread;
 use crate::submission::{Completed, Submission};
 
@@ -49,7 +49,7 @@ pub(crate) struct Lane<'a> {
     pub(crate) started: Duration,
     /// Started, and neither seen to be complete nor known to have ended.
     pub(crate) airborne: bool,
-    pub(crate) fence: Option<Fence>,
+    pub(crate) fence: Option<OpenFence>,
     pub(crate) findings: Vec<Finding>,
     /// Something went wrong: its time says nothing about the next one's.
     pub(crate) troubled: bool,
@@ -343,7 +343,7 @@ impl<'a> Flight<'a> {
     /// Waits where the kernel can; gives the bytes that became readable by that.
     fn wait_in_kernel(&mut self, index: usize, limit: Duration) -> Result<(Word, u64), SubmitError> {
         let device = self.device;
-        let Some(Fence(fd)) = self.lanes[index].fence else {
+        let Some(fence) = &self.lanes[index].fence else {
             let Some(object) = self.output.object() else {
                 return Err(buffer("waiting for its writers")(DeviceError::Pooled));
             };
@@ -351,9 +351,8 @@ impl<'a> Flight<'a> {
             let waited = unsafe { device.shared.kernel.wait(object, limit) };
             return waited.map_err(|source| self.refused(index, source));
         };
-        match device.shared.files.wait(fd, limit) {
+        match fence.wait(limit) {
             Ok(true) => {
-                device.shared.files.close(fd);
                 self.lanes[index].fence = None;
                 Ok((Word::Ended, 0))
             }
@@ -478,9 +477,6 @@ impl Drop for Flight<'_> {
             };
             if !ended {
                 self.give_up(index);
-            }
-            if let Some(Fence(fd)) = self.lanes[index].fence.take() {
-                self.device.shared.files.close(fd);
             }
         }
     }

@@ -118,6 +118,14 @@ impl Shared {
 
     /// Frees an object, unless that was done already.
     pub(crate) fn free(&self, object: &Object) {
+        let domain = self.live.lock().objects.get(&object.handle).map(|(_, domain)| *domain);
+        let Some(domain) = domain else { return };
+        // Whoever closes the device waits for this one, or frees the object himself. Another refusal does not keep it
+        // from trying: the kernel has a wait of its own.
+        let used = self.enter(domain);
+        if matches!(used, Err(DeviceError::Closed)) {
+            return;
+        }
         let mut live = self.live.lock();
         let Some((object, domain)) = live.objects.remove(&object.handle) else { return };
         self.tell(&live);
@@ -126,8 +134,6 @@ impl Shared {
     }
 
     fn free_now(&self, object: &Object, domain: DomainId) -> bool {
-        // A refusal does not keep it from trying: the kernel has a wait of its own, and in a closed device nothing runs.
-        let _used = self.enter(domain).ok();
         match self.kernel.free(object) {
             Ok(()) => {
                 add(&self.counters.buffers_freed, 1);

@@ -3,8 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
+use ork_drm::{Errno, Files};
 use ork_emu::{Finding, FindingKind, When};
 use ork_rknpu::uapi::RknpuTask;
 use parking_lot::{Mutex, MutexGuard};
@@ -42,6 +45,26 @@ pub(crate) struct Start<'a> {
     pub(crate) patience: Duration,
     /// So many of the submission's tasks.
     pub(crate) tasks: usize,
+}
+
+/// A fence, until dropped.
+#[derive(Debug)]
+pub(crate) struct OpenFence {
+    fd: RawFd,
+    files: Arc<dyn Files>,
+}
+
+impl OpenFence {
+    /// Waits for it, at most so long; whether it was signalled.
+    pub(crate) fn wait(&self, limit: Duration) -> Result<bool, Errno> {
+        self.files.wait(self.fd, limit)
+    }
+}
+
+impl Drop for OpenFence {
+    fn drop(&mut self) {
+        self.files.close(self.fd);
+    }
 }
 
 /// What the kernel said of a job.
@@ -129,13 +152,14 @@ impl Device {
         submission: &Submission,
         core: u8,
         start: &Start<'_>,
-    ) -> Result<Option<Fence>, KernelError> {
+    ) -> Result<Option<OpenFence>, KernelError> {
         let &Start { output, fenced, patience, tasks } = start;
         let own = self.job(taken, submission, core);
         let tasks = &own.tasks[..tasks.min(own.tasks.len())];
         let job = Job { patience, output, tasks, ..own };
         // SAFETY: as for `run_taken`; who starts a job keeps `taken` until it has ended.
-        unsafe { self.shared.kernel.start(&job, fenced) }
+        let fence = unsafe { self.shared.kernel.start(&job, fenced) }?;
+        Ok(fence.map(|Fence(fd)| OpenFence { fd, files: Arc::clone(&self.shared.files) }))
     }
 
     /// What the emulated board noticed about jobs of a core. Where the driver chooses the core, that of all of them.
