@@ -3,6 +3,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod edges;
+pub(crate) mod kill;
 pub(crate) mod precisions;
 pub(crate) mod ways;
 
