@@ -117,7 +117,7 @@ impl<'m> Context<'m> {
             status,
             source: backend.and_then(|backend| backend.take_error()),
         };
-        self.raw.decode(tokens, self.position, outputs).map_err(|status| failure(status, self.position))?;
+        self.raw.decode(tokens, self.position, &outputs).map_err(|status| failure(status, self.position))?;
         // A buffer callback has no status: a weight the host could not read shows only here.
         if let Some(source) = backend.and_then(|backend| backend.take_error()) {
             let (tokens, position) = (tokens.len(), self.position);

@@ -36,6 +36,7 @@ mod linked;
 mod llama;
 mod log;
 mod model;
+pub mod quality;
 mod sampling;
 mod text;
 pub mod tiny;
