@@ -148,6 +148,12 @@ impl Driver {
         &self.device
     }
 
+    /// Name of the SoC that weights are laid out for.
+    #[must_use]
+    pub fn soc(&self) -> &'static str {
+        self.soc.name
+    }
+
     /// What was done so far.
     #[must_use]
     pub fn counters(&self) -> DriverCounters {
@@ -269,7 +275,13 @@ impl Driver {
     }
 
     /// Counts a product that came out wrong; an error unless it may be computed again.
-    pub(crate) fn wrong_product(&self, weight: &Weight, m: usize, row: usize, attempt: u32) -> Result<(), DriverError> {
+    pub(crate) fn wrong_product(
+        &self,
+        weight: &Weight,
+        m: usize,
+        row: usize,
+        attempt: u32,
+    ) -> Result<(), DriverError> {
         if self.device.may_recover() && attempt < WRONG_PRODUCTS_MAX {
             self.device.note(None, EventKind::WrongProduct);
             return Ok(());
