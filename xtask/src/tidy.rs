@@ -28,7 +28,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-emu", &["ork-isa", "ork-sim", "ork-drm", "ork-rknpu", "ork-rocket"]),
     ("ork-device", &["ork-isa", "ork-drm", "ork-rknpu", "ork-rocket", "ork-emu", "ork-sim"]),
     ("ork-driver", &["ork-isa", "ork-layout", "ork-plan", "ork-synth", "ork-quant", "ork-device"]),
-    ("ork-ggml", &["ork-driver", "ork-quant"]),
+    ("ork-ggml", &["ork-driver", "ork-quant", "ork-pack"]),
     ("ork-engine", &["ork-ggml", "ork-corpus"]),
     ("ork-config", &["ork-device", "ork-driver", "ork-ggml", "ork-engine"]),
     (

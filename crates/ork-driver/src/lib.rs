@@ -11,6 +11,9 @@
 //! f32 rows ◀─ scales ◀─ sum of K slices ◀─ ork-layout ◀─ output ◀─ invalidate ┘
 //! ```
 //!
+//! Weights also come with their tiles ready ([`Driver::load_tiles`]): int8, int4 stored and inflated to int8, or native int4,
+//! each in a basis that activations are brought into first.
+//!
 //! [`Driver::product`] multiplies operands as they are, in every precision of [`Product`](ork_plan::Product); the int8
 //! product underneath [`Driver::matmul`] is one of them.
 //!
@@ -27,6 +30,7 @@ mod error;
 mod execution;
 mod fault_run;
 mod fault_tally;
+mod matmul;
 mod memory_run;
 mod order;
 mod precompiled;
@@ -34,6 +38,7 @@ mod product;
 mod queue;
 mod residency;
 mod scratch;
+mod tiles;
 mod transitions;
 mod weight;
 mod work;
@@ -50,6 +55,7 @@ pub use precompiled::{InPlace, Precompiled};
 pub use product::{Operands, Requantise, Values};
 pub use queue::{OpId, Queue, QueueReport};
 pub use residency::{ResidencyCounters, ResidencyOptions, StreamBacking, StreamMode};
+pub use tiles::{TileBytes, Tiles};
 pub use transitions::{Join, Known, NoWay, Operation, Pair, join, known};
 pub use weight::Weight;
 pub use work::Work;

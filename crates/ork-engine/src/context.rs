@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A context of a model: where tokens are evaluated, shared by generation, evaluation and benchmarks.
 
+use crate::cache_type::{CacheNote, CacheType};
 use crate::error::EngineError;
 use crate::llama::{ContextSizes, Outputs, RawContext};
 use crate::log;
@@ -20,6 +21,10 @@ pub struct ContextOptions {
     /// Threads for the CPU's share; unset: all the process may use. Threads wait for each other many times per
     /// token, so one slow or busy core slows all: on a chip with big and little cores, name the number of big ones.
     pub threads: Option<u32>,
+    /// Type of the keys in the cache.
+    pub cache_type_k: CacheType,
+    /// Type of the values in the cache.
+    pub cache_type_v: CacheType,
 }
 
 impl ContextOptions {
@@ -27,6 +32,11 @@ impl ContextOptions {
     pub const DEFAULT_CONTEXT_MAX: u32 = 4096;
     /// Default micro-batch.
     pub const DEFAULT_BATCH: u32 = 512;
+
+    /// What a user should know of these cache types.
+    pub fn cache_notes(&self) -> Vec<CacheNote> {
+        CacheNote::of(self.cache_type_k, self.cache_type_v)
+    }
 }
 
 /// An open context.
@@ -56,7 +66,12 @@ impl<'m> Context<'m> {
             std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1));
         let threads = positive("threads", options.threads, available)?;
         log::take_complaints();
-        let sizes = ContextSizes { context_tokens, batch_tokens, threads };
+        let sizes = ContextSizes {
+            context_tokens,
+            batch_tokens,
+            threads,
+            cache_types: (options.cache_type_k, options.cache_type_v),
+        };
         let raw = RawContext::new(model.raw(), sizes)
             .ok_or_else(|| EngineError::Context { context_tokens, log: log::take_complaints() })?;
         // llama.cpp rounds up; the number asked for is the promise.

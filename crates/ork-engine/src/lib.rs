@@ -26,6 +26,7 @@
 //! its initialisation and its log callback.
 
 mod bench;
+mod cache_type;
 mod chat;
 mod context;
 mod error;
@@ -42,6 +43,7 @@ mod text;
 pub mod tiny;
 
 pub use bench::{BenchOptions, BenchReport, BenchRound, bench};
+pub use cache_type::{CacheNote, CacheType};
 pub use context::ContextOptions;
 pub use error::{EngineError, FileProblem};
 pub use evaluation::{Divergence, LogitTable, logits};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Owners of llama.cpp's objects. Everything unsafe about llama.cpp is in this module; nothing here decides.
 
+use crate::cache_type::CacheType;
 use crate::chat::SpecialTexts;
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, c_char, c_void};
@@ -274,6 +275,8 @@ pub(crate) struct ContextSizes {
     pub(crate) context_tokens: u32,
     pub(crate) batch_tokens: u32,
     pub(crate) threads: u32,
+    /// Of keys and of values.
+    pub(crate) cache_types: (CacheType, CacheType),
 }
 
 /// Threads for the CPU's share of a graph.
@@ -362,6 +365,8 @@ impl<'m> RawContext<'m> {
         params.n_seq_max = 1;
         params.n_threads = threads;
         params.n_threads_batch = threads;
+        params.type_k = sizes.cache_types.0.code();
+        params.type_v = sizes.cache_types.1.code();
         params.no_perf = true;
         let pool = ThreadPool::new(sizes.threads, POOL_POLL)?;
         let context = {

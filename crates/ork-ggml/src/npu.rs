@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use ork_driver::{Driver, DriverError, MatmulGroup, Weight};
+use ork_driver::{Driver, DriverError, MatmulGroup, Tiles, Weight};
 
 use crate::{AccelError, AccelErrorKind, Accelerator, Decline, LoadedWeight, WeightRows};
 
@@ -56,6 +56,11 @@ impl Accelerator for NpuAccelerator {
         Ok(Box::new(NpuWeight { weight, driver: Arc::clone(&self.driver) }))
     }
 
+    fn load_tiles(&self, name: &str, tiles: Tiles) -> Result<Box<dyn LoadedWeight>, AccelError> {
+        let weight = self.driver.load_tiles(name, tiles).map_err(accel_error)?;
+        Ok(Box::new(NpuWeight { weight, driver: Arc::clone(&self.driver) }))
+    }
+
     fn matmul_group(
         &self,
         weights: &[&dyn LoadedWeight],
@@ -94,7 +99,9 @@ impl LoadedWeight for NpuWeight {
 fn accel_error(error: DriverError) -> AccelError {
     let kind = match &error {
         DriverError::Hold { .. } => AccelErrorKind::NoRoom,
-        DriverError::Declined(_) | DriverError::Layout { .. } => AccelErrorKind::Unsupported,
+        DriverError::Declined(_) | DriverError::Layout { .. } | DriverError::Tiles { .. } => {
+            AccelErrorKind::Unsupported
+        }
         DriverError::Synth { .. } | DriverError::Objection { .. } | DriverError::Shape { .. } => {
             AccelErrorKind::Bug
         }
