@@ -83,6 +83,12 @@ pub enum Decline {
         /// The numbers.
         detail: String,
     },
+    /// The accelerator cannot be opened; its error was logged once.
+    #[error("{detail}")]
+    Unavailable {
+        /// The accelerator's error, with its causes.
+        detail: String,
+    },
     /// Operands are missing; the graph is not one ggml builds.
     #[error("malformed operation")]
     Malformed,
@@ -106,6 +112,7 @@ impl Decline {
             Self::Hint { .. } => DeclineReason::Hint,
             Self::Excluded { .. } => DeclineReason::Excluded,
             Self::Limit { .. } => DeclineReason::Limit,
+            Self::Unavailable { .. } => DeclineReason::Unavailable,
             Self::Malformed => DeclineReason::Malformed,
         }
     }
@@ -131,6 +138,7 @@ pub enum DeclineReason {
     Hint,
     Excluded,
     Limit,
+    Unavailable,
     Malformed,
 }
 
@@ -152,6 +160,7 @@ impl DeclineReason {
             Self::Hint => "hint",
             Self::Excluded => "excluded",
             Self::Limit => "limit",
+            Self::Unavailable => "unavailable",
             Self::Malformed => "malformed",
         }
     }

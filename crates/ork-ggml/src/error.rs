@@ -110,3 +110,22 @@ pub enum InitError {
         name: &'static str,
     },
 }
+
+/// An error with its causes and what to do, on one line.
+pub(crate) fn in_full(error: &dyn std::error::Error, hint: Option<&str>) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        // Some errors quote their cause.
+        if !text.ends_with(&next) {
+            text += ": ";
+            text += &next;
+        }
+        cause = error.source();
+    }
+    match hint {
+        Some(hint) => format!("{text} ({hint})"),
+        None => text,
+    }
+}
