@@ -42,6 +42,12 @@ pub enum BackendError {
         /// Name of the tensor.
         name: String,
     },
+    /// The host wants to write to a weight that lies in its own, mapped memory.
+    #[error("the host wants to write to {name}, which lies in a mapped file")]
+    MappedWrite {
+        /// Name of the tensor.
+        name: String,
+    },
     /// A tensor was written in pieces that are not in order.
     #[error("{name} was written at offset {offset}, expected {expected}")]
     WriteOutOfOrder {
@@ -88,6 +94,9 @@ impl BackendError {
             Self::Load { source, .. } | Self::MatMul { source, .. } => source.hint().map(str::to_owned),
             Self::Unreadable { .. } => {
                 Some("use the route auto, which keeps a copy of the weights the CPU can read".to_owned())
+            }
+            Self::MappedWrite { .. } => {
+                Some("load the model without mapping its file (--no-mmap, load.mmap = false)".to_owned())
             }
             Self::Retired => Some("free models before the engine".to_owned()),
             Self::WriteOutOfOrder { .. } | Self::UnexpectedOperation { .. } | Self::Operand { .. } => Some(

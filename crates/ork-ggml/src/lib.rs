@@ -28,6 +28,7 @@ mod error;
 mod graph;
 mod host;
 mod npu;
+mod operands;
 mod options;
 mod software;
 

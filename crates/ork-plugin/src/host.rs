@@ -86,6 +86,10 @@ pub(crate) fn find() -> Result<Host, HostError> {
                 *mut c_void,
                 unsafe extern "C" fn() -> *mut abi::BufferType,
             >(named(c"ggml_backend_cpu_buffer_type")?),
+            ggml_backend_cpu_buffer_from_ptr: transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(*mut c_void, usize) -> *mut abi::Buffer,
+            >(named(c"ggml_backend_cpu_buffer_from_ptr")?),
             ggml_backend_buffer_init: transmute::<
                 *mut c_void,
                 unsafe extern "C" fn(
