@@ -29,8 +29,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-device", &["ork-isa", "ork-drm", "ork-rknpu", "ork-rocket", "ork-emu", "ork-sim"]),
     ("ork-driver", &["ork-isa", "ork-layout", "ork-plan", "ork-synth", "ork-quant", "ork-device"]),
     ("ork-ggml", &["ork-driver", "ork-quant", "ork-pack"]),
-    ("ork-engine", &["ork-ggml", "ork-corpus"]),
-    ("ork-config", &["ork-device", "ork-driver", "ork-ggml", "ork-engine"]),
+    ("ork-engine-options", &[]),
+    ("ork-engine", &["ork-ggml", "ork-engine-options", "ork-corpus"]),
+    ("ork-config", &["ork-device", "ork-driver", "ork-ggml", "ork-engine-options"]),
     (
         "ork-cli",
         &[
@@ -51,6 +52,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ork-corpus",
         ],
     ),
+    ("ork-plugin", &["ork-config", "ork-device", "ork-driver", "ork-ggml"]),
     ("ork-trace", &["ork-isa", "ork-drm", "ork-rknpu", "ork-rocket"]),
     ("ork-shim", &["ork-emu", "ork-trace", "ork-drm", "ork-rknpu", "ork-rocket"]),
     ("ork-testkit", &[]),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Failures of the engine: what, where, and (as [`EngineError::hint`]) what to do.
 
+use ork_engine_options::InvalidOption;
 use ork_ggml::{BackendError, InitError};
 use std::io;
 use std::path::PathBuf;
@@ -222,6 +223,12 @@ impl FileProblem {
             Self::NoTensors => "this file describes a vocabulary only; get the model itself",
             Self::Name => "rename the file",
         })
+    }
+}
+
+impl From<InvalidOption> for EngineError {
+    fn from(InvalidOption { option, value, why }: InvalidOption) -> Self {
+        Self::InvalidOption { option, value, why }
     }
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Owners of llama.cpp's objects. Everything unsafe about llama.cpp is in this module; nothing here decides.
 
-use crate::cache_type::CacheType;
+use crate::cache_type::code;
 use crate::chat::SpecialTexts;
 use llama_cpp_sys_2 as sys;
+use ork_engine_options::CacheType;
 use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
 use std::ops::{ControlFlow, Range};
@@ -365,8 +366,8 @@ impl<'m> RawContext<'m> {
         params.n_seq_max = 1;
         params.n_threads = threads;
         params.n_threads_batch = threads;
-        params.type_k = sizes.cache_types.0.code();
-        params.type_v = sizes.cache_types.1.code();
+        params.type_k = code(sizes.cache_types.0);
+        params.type_v = code(sizes.cache_types.1);
         params.no_perf = true;
         let pool = ThreadPool::new(sizes.threads, POOL_POLL)?;
         let context = {

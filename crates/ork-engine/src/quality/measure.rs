@@ -10,10 +10,11 @@ use super::moments::{Estimate, KlPercentiles, Moments, Perplexity, Versus};
 use super::reference::{ReferenceFile, ReferenceIdentity, ReferenceWriter};
 use super::score::Table;
 use super::windows::Windows;
-use crate::context::{Context, ContextOptions};
+use crate::context::Context;
 use crate::error::EngineError;
 use crate::llama::Outputs;
 use crate::model::Model;
+use ork_engine_options::ContextOptions;
 
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
