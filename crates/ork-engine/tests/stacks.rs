@@ -44,7 +44,11 @@ fn batched(route: Route, stack: [usize; 4], batch: [usize; 4], half: bool) {
     let [_, m, b2, b3] = batch;
     // Sixteenths are exact in both types.
     let input: Vec<f32> = numbers(4, k * m * b2 * b3).iter().map(|x| (x * 16.0).round() / 16.0).collect();
-    if half { set(x, &f32_to_f16_bytes(&input)) } else { set_f32(x, &input) }
+    if half {
+        set(x, &f32_to_f16_bytes(&input))
+    } else {
+        set_f32(x, &input)
+    }
 
     let stream = Stream::ork(&backend);
     assert!(unsafe { sys::ggml_backend_supports_op(stream.0, out) }, "{label}");
@@ -159,7 +163,8 @@ impl Mixture {
             let mut want = Vec::new();
             for (at, &expert) in self.choice.iter().enumerate() {
                 let matrix = &self.matrices[which][expert as usize * n * K..][..n * K];
-                let row = if which == 2 { &self.own[at * K..][..K] } else { &self.shared[at / SLOTS * K..][..K] };
+                let row =
+                    if which == 2 { &self.own[at * K..][..K] } else { &self.shared[at / SLOTS * K..][..K] };
                 want.extend(reference(matrix, row, K));
             }
             let error = worst(&get_f32(out), &want);

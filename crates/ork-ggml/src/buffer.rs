@@ -17,7 +17,7 @@ use crate::error::BackendError;
 use crate::host::ElementType;
 use crate::software::SoftwareWeight;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -180,6 +180,8 @@ pub(crate) struct OrkBuffer {
     pub(crate) residency: Residency,
     memory: HostMemory,
     weights: RwLock<HashMap<usize, Arc<Weight>>>,
+    /// Offsets of the weights that were offered to the accelerator, taken or not.
+    offered: Mutex<HashSet<usize>>,
     /// Bytes written so far of tensors that arrive in pieces, by offset.
     partial: Mutex<HashMap<usize, usize>>,
 }
@@ -187,8 +189,7 @@ pub(crate) struct OrkBuffer {
 impl OrkBuffer {
     /// `None` if the host has no memory left.
     pub(crate) fn new(backend: &'static OrkBackend, residency: Residency, size: usize) -> Option<Self> {
-        let memory = HostMemory::zeroed(size)?;
-        Some(Self { backend, residency, memory, weights: RwLock::default(), partial: Mutex::default() })
+        Some(Self::with(backend, residency, HostMemory::zeroed(size)?))
     }
 
     /// A buffer over memory that belongs to someone else and is not written.
@@ -201,8 +202,39 @@ impl OrkBuffer {
         start: NonNull<u8>,
         size: usize,
     ) -> Self {
-        let memory = HostMemory { owned: None, start, size };
-        Self { backend, residency, memory, weights: RwLock::default(), partial: Mutex::default() }
+        Self::with(backend, residency, HostMemory { owned: None, start, size })
+    }
+
+    fn with(backend: &'static OrkBackend, residency: Residency, memory: HostMemory) -> Self {
+        Self {
+            backend,
+            residency,
+            memory,
+            weights: RwLock::default(),
+            offered: Mutex::default(),
+            partial: Mutex::default(),
+        }
+    }
+
+    /// Offers a weight that the host has written to our memory without a word, once; says whether it was taken. The
+    /// buffer must be shared.
+    pub(crate) fn adopt(&self, tensor: &abi::Tensor, shape: &Shape) -> bool {
+        // SAFETY: `buffer` of a live tensor is live or null.
+        let usage = unsafe { tensor.buffer.as_ref() }.map(|buffer| buffer.usage);
+        let (start, room) = self.locate(tensor, 0);
+        let whole = tensor.view_src.is_null() && shape.matrices * shape.matrix_bytes() <= room;
+        if self.residency != Residency::Shared || usage != Some(abi::USAGE_WEIGHTS) || !whole {
+            return false;
+        }
+        let unfinished = self.partial.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&start);
+        if unfinished || self.offered.lock().unwrap_or_else(PoisonError::into_inner).contains(&start) {
+            return false;
+        }
+        // SAFETY: the host has loaded its model before it plans work with it, and the bytes are in our memory.
+        if let Err(error) = unsafe { self.take_stack(shape, start, tensor.data.cast()) } {
+            self.backend.report(error);
+        }
+        self.holds_stack(tensor.data, shape)
     }
 
     /// Takes a weight that lies in memory of the host already.
@@ -247,8 +279,9 @@ impl OrkBuffer {
 
     /// Drops every weight whose bytes start in the range: its source is about to change.
     fn forget(&self, offset: usize, len: usize) {
-        let mut weights = self.weights.write().unwrap_or_else(PoisonError::into_inner);
-        weights.retain(|at, _| *at < offset || *at >= offset + len);
+        let outside = |at: usize| at < offset || at >= offset + len;
+        self.weights.write().unwrap_or_else(PoisonError::into_inner).retain(|at, _| outside(*at));
+        self.offered.lock().unwrap_or_else(PoisonError::into_inner).retain(|at| outside(*at));
     }
 
     /// The address of byte `offset` of `tensor`, and how many bytes of our memory follow it.
@@ -321,6 +354,11 @@ impl OrkBuffer {
     /// `source` must hold the bytes of all matrices, one after the other.
     unsafe fn take_stack(&self, shape: &Shape, start: usize, source: *const u8) -> Result<(), BackendError> {
         let bytes = shape.matrix_bytes();
+        // Held until all is done, so that two contexts do not pack one weight twice.
+        let mut offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
+        if !offered.insert(start) {
+            return Ok(());
+        }
         for index in 0..shape.matrices {
             // SAFETY: inside the weight.
             let source = unsafe { source.add(index * bytes) };
