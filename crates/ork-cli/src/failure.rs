@@ -9,7 +9,7 @@ use ork_config::ConfigError;
 use ork_device::OpenError;
 use ork_driver::DriverError;
 use ork_engine::EngineError;
-use ork_ggml::{BackendError, InitError};
+use ork_ggml::{BackendError, InitError, PackUseError};
 
 /// Exit codes.
 const FAILED: u8 = 1;
@@ -87,6 +87,13 @@ impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Self {
         let hint = error.hint();
         Self::from_error(DEVICE, &error, hint)
+    }
+}
+
+impl From<PackUseError> for Failure {
+    fn from(error: PackUseError) -> Self {
+        let hint = error.hint();
+        Self::from_error(FAILED, &error, Some(hint))
     }
 }
 

@@ -63,7 +63,9 @@ impl Args for Settings {
                 .help(option.help)
                 .value_name(option.value)
                 .allow_negative_numbers(true);
-            if option.value.contains('|') {
+            // A word in capitals stands for values of its kind.
+            let open = option.value.split('|').any(|word| word.chars().all(|c| c.is_ascii_uppercase()));
+            if option.value.contains('|') && !open {
                 arg = arg.value_parser(PossibleValuesParser::new(option.value.split('|')));
             }
             if let Some(short) = option.short {

@@ -135,6 +135,12 @@ fn print_stats(stats: &GenerationStats, npu: Option<&Npu>) {
         device.bytes_flushed as f64 / 1e6,
         device.bytes_invalidated as f64 / 1e6
     );
+    let packs = npu.backend.census().packs;
+    if !packs.loaded.is_empty() {
+        let schemes: Vec<String> =
+            packs.loaded.iter().map(|(scheme, count)| format!("{count} x {scheme}")).collect();
+        eprintln!("weights from a pack: {}; {} converted", schemes.join(", "), packs.missed.len());
+    }
     let declines: u64 = npu.backend.census().planning.declined.iter().map(|line| line.count).sum();
     eprintln!("{declines} operations declined while planning (--explain says which and why)");
 }

@@ -9,7 +9,7 @@ use ork_config::{Config, RouteKind};
 use ork_device::Device;
 use ork_driver::Driver;
 use ork_engine::{Engine, LogLevel, LogSink, Model, linked_host};
-use ork_ggml::{NpuAccelerator, OrkBackend};
+use ork_ggml::{ModelPack, NpuAccelerator, OrkBackend, PackChoice, Route};
 
 use crate::failure::Failure;
 use crate::progress;
@@ -47,7 +47,14 @@ impl Session {
                 }
             }),
         };
+        for note in config.context.cache_notes() {
+            eprintln!("note: {note}");
+        }
         if config.offload.route == RouteKind::Cpu {
+            if matches!(config.offload.pack, PackChoice::Require | PackChoice::Path(_)) {
+                let text = format!("--pack {}: route cpu uses no pack", config.offload.pack);
+                return Err(Failure::usage(text));
+            }
             eprintln!("device: CPU only (route cpu)");
             return Ok(Self { engine: Engine::init(None, sink)?, npu: None });
         }
@@ -60,16 +67,42 @@ impl Session {
         Ok(Self { engine, npu: Some(Npu { driver, backend }) })
     }
 
-    /// Loads a model with a progress bar: reading, and packing weights for the NPU.
+    /// Loads a model with a progress bar: reading, and packing weights for the NPU unless a pack has them. Says which
+    /// pack is used, and which weights it lacks.
     pub(crate) fn load(&self, path: &Path, config: &Config) -> Result<Model, Failure> {
         const STEPS: u64 = 1000;
-        let label = if self.npu.is_some() { "loading, packing" } else { "loading" };
+        // A model whose weights stay with the CPU has no use for a pack.
+        let npu = self.npu.as_ref().filter(|npu| npu.backend.route() != Route::Cpu);
+        let pack = match npu {
+            Some(npu) => ModelPack::find(path, &config.offload.pack, npu.driver.soc())?,
+            None => None,
+        };
+        let label = match (&npu, &pack) {
+            (None, _) | (_, Some(_)) => "loading",
+            (Some(_), None) => "loading, packing",
+        };
+        if let (Some(npu), Some(pack)) = (npu, &pack) {
+            eprintln!("pack: {pack}");
+            npu.backend.set_pack(Some(Arc::clone(pack)));
+        }
         let bar = progress::bar(label, STEPS);
         let model = Model::load(&self.engine, path, &config.load, &mut |done| {
             bar.set_position((f64::from(done) * STEPS as f64) as u64);
             ControlFlow::Continue(())
         });
         bar.finish_and_clear();
+        if let Some(npu) = npu {
+            npu.backend.set_pack(None);
+            let missed = npu.backend.census().packs.missed;
+            if pack.is_some() && model.is_ok() && !missed.is_empty() {
+                let names: Vec<&str> = missed.keys().map(String::as_str).collect();
+                eprintln!(
+                    "note: the pack lacks {} weights, which were converted from the model's bytes: {}",
+                    names.len(),
+                    names.join(", ")
+                );
+            }
+        }
         Ok(model?)
     }
 }

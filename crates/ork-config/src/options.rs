@@ -2,7 +2,7 @@
 use ork_device::DeviceOptions;
 use ork_driver::DriverOptions;
 use ork_engine_options::{ContextOptions, GenerateOptions, LoadOptions};
-use ork_ggml::{BackendOptions, ForeignWeights, Route};
+use ork_ggml::{BackendOptions, ForeignWeights, PackChoice, Route};
 use serde::{Deserialize, Serialize};
 
 /// All settings.
@@ -72,6 +72,8 @@ pub struct Offload {
     pub min_rows: u32,
     /// Weights that stay on the CPU, by name; `*` stands for any run of characters.
     pub exclude: Vec<String>,
+    /// Where the NPU's weights come from: a pack, or the model's own bytes.
+    pub pack: PackChoice,
     /// Matrices in plain memory of the CPU, which were not packed when the model was loaded.
     pub foreign_weights: ForeignWeights,
 }
@@ -82,6 +84,7 @@ impl Default for Offload {
             route: RouteKind::Auto,
             min_rows: Route::DEFAULT_MIN_ROWS,
             exclude: Vec::new(),
+            pack: PackChoice::Auto,
             foreign_weights: ForeignWeights::default(),
         }
     }
@@ -154,12 +157,15 @@ pub const OPTIONS: &[OptionDef] = &[
     named("context.context_tokens", "context", Some('c'), "N", "Tokens that the context holds"),
     named("context.batch_tokens", "batch", Some('b'), "N", "Tokens evaluated at once"),
     named("context.threads", "threads", Some('t'), "N", "CPU threads for what stays on the CPU"),
+    named("context.cache_type_k", "cache-type-k", None, "f32|f16|bf16|q8_0|q5_1|q5_0|q4_1|q4_0|iq4_nl", "Type of the keys in the cache"),
+    named("context.cache_type_v", "cache-type-v", None, "f32|f16|bf16|q8_0|q5_1|q5_0|q4_1|q4_0|iq4_nl", "Type of the values in the cache"),
     named("device.kind", "device", None, "auto|sim|rknpu|rocket|cpu", "The NPU: auto takes a board's, else the simulated one; cpu means --route cpu"),
     named("device.node", "device-node", None, "PATH", "Device node to use instead of searching"),
     named("device.cores", "cores", None, "N", "NPU cores to use, 1 to 3"),
     named("device.timeout_ms", "timeout-ms", None, "MS", "Longest time that a job on the NPU may take"),
     named("offload.route", "route", None, "auto|npu|cpu", "Who multiplies: auto sends many rows to the NPU and few to the CPU"),
     named("offload.min_rows", "min-rows", None, "N", "Rows from which route auto uses the NPU"),
+    named("offload.pack", "pack", None, "auto|never|require|PATH", "Weights that were packed for the NPU: auto takes MODEL.orkpack beside MODEL.gguf if there is one"),
     keyed("offload.exclude", "[\"NAME\", ...]", "Weights that stay on the CPU; * stands for any run of characters"),
     keyed("offload.foreign_weights", "decline|pack_per_call", "Matrices in plain CPU memory: leave them, or pack them for each product (slow; ggml's backend test needs it)"),
     keyed("plugin.log", "off|error|warn|info|debug|trace", "What the plug-in for llama.cpp's own programs logs to standard error"),

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct DriverCounters {
     /// Weights loaded.
     pub weights: u64,
+    /// Of those, the ones whose tiles lay ready.
+    pub weights_ready: u64,
     /// Device memory that weights were given, in bytes.
     pub weight_bytes: u64,
     /// Products computed.
@@ -30,6 +32,8 @@ pub struct DriverCounters {
     pub rewarmed: u64,
     /// Products whose sums the host rounded or combined, beyond adding K slices.
     pub host_finished: u64,
+    /// Bringing activations into the bases of weights.
+    pub turn: Duration,
     /// Quantising and laying out activations.
     pub quantise: Duration,
     /// Planning and writing programs.
@@ -46,7 +50,7 @@ impl DriverCounters {
     /// Time of all phases.
     #[must_use]
     pub fn total(&self) -> Duration {
-        self.quantise + self.synthesise + self.sync + self.submit + self.dequantise
+        self.turn + self.quantise + self.synthesise + self.sync + self.submit + self.dequantise
     }
 }
 
@@ -72,8 +76,9 @@ impl fmt::Display for DriverCounters {
         writeln!(f, "{} weights resident in {:.1} MB", self.weights, self.weight_bytes as f64 / 1e6)?;
         write!(
             f,
-            "host time, measured: quantise {:.3} s, synthesise {:.3} s, sync {:.3} s, submit and wait {:.3} s, \
+            "host time, measured: turn {:.3} s, quantise {:.3} s, synthesise {:.3} s, sync {:.3} s, submit and wait {:.3} s, \
              dequantise {:.3} s",
+            self.turn.as_secs_f64(),
             self.quantise.as_secs_f64(),
             self.synthesise.as_secs_f64(),
             self.sync.as_secs_f64(),

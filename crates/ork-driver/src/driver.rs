@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -7,16 +7,14 @@ use ork_device::{Device, DeviceError, DmaBuffer, DomainId, EventKind};
 use ork_isa::soc::{RK3588, Soc};
 use ork_layout::{FeatureLayout, Format, OutputLayout, WeightLayout};
 use ork_plan::{Datapath, Decision, Plan, PlanOptions, Problem, Transition, decide};
-use ork_quant::{QuantError, Scale, quantise_row};
+use ork_quant::{BasisId, Scale};
 use ork_synth::{Binding, Bindings, OutputStage, emit_with};
 use parking_lot::Mutex;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use zerocopy::FromBytes;
 
 use crate::DriverError;
-use crate::accumulate::{dequantise_output_row, sum_output_row, widened_row};
-use crate::check::{FirstWrong, VerifyMode};
+use crate::accumulate::sum_output_row;
+use crate::check::VerifyMode;
 use crate::counters::DriverCounters;
 use crate::datapath::DatapathGate;
 use crate::execution::{Bound, CompletionMode, Here, KnownCells, Pool};
@@ -64,9 +62,11 @@ pub struct Driver {
     pub(crate) engine: Mutex<Engine>,
     plans: Mutex<HashMap<Problem, Arc<Plan>>>,
     verdicts: Mutex<HashMap<(usize, usize), Verdict>>,
+    /// Layouts of tiles that lay ready and can be multiplied by.
+    pub(crate) tiles_known: Mutex<HashSet<WeightLayout>>,
     pub(crate) counters: Mutex<DriverCounters>,
     pub(crate) options: DriverOptions,
-    soc: Soc,
+    pub(crate) soc: Soc,
     pub(crate) residency: Arc<Residency>,
     pub(crate) device: Arc<Device>,
 }
@@ -87,8 +87,10 @@ pub(crate) struct Engine {
 /// What the feature buffer holds, and the scale of each of its rows.
 #[derive(Default)]
 pub(crate) struct Loaded {
-    held: Option<(DomainId, FeatureLayout, u32)>,
-    scales: Vec<Scale>,
+    pub(crate) held: Option<(DomainId, FeatureLayout, u32)>,
+    /// The basis that its rows are in.
+    pub(crate) basis: Option<BasisId>,
+    pub(crate) scales: Vec<Scale>,
 }
 
 /// One product: rows of an activation with a weight.
@@ -101,6 +103,9 @@ pub(crate) struct Job<'a> {
 }
 
 impl Driver {
+    /// Row counts that meet every kind of tile: one row, one odd tile, many tiles.
+    pub(crate) const ROWS_ASKED: [u32; 3] = [1, 31, 1025];
+
     /// A driver for this device.
     ///
     /// # Errors
@@ -128,6 +133,7 @@ impl Driver {
             }),
             plans: Mutex::default(),
             verdicts: Mutex::default(),
+            tiles_known: Mutex::default(),
             counters: Mutex::default(),
             options,
             soc: RK3588,
@@ -140,6 +146,12 @@ impl Driver {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Name of the SoC that weights are laid out for.
+    #[must_use]
+    pub fn soc(&self) -> &'static str {
+        self.soc.name
     }
 
     /// What was done so far.
@@ -159,14 +171,12 @@ impl Driver {
     /// # Errors
     /// The reason: a law with its numbers, or a size that no layout can have.
     pub fn check(&self, k: usize, n: usize) -> Result<(), Arc<DriverError>> {
-        /// Row counts that meet every kind of tile: one row, one odd tile, many tiles.
-        const ROWS: [u32; 3] = [1, 31, 1025];
         self.verdicts
             .lock()
             .entry((k, n))
             .or_insert_with(|| {
                 let weight = self.layout("", Format::INT8_INT32, k, n).map_err(Arc::new)?;
-                for m in ROWS {
+                for m in Self::ROWS_ASKED {
                     let problem = Problem { m, weight: weight.clone() };
                     if let Decision::Decline(decline) = decide(&problem, &self.soc, &self.options.plan) {
                         return Err(Arc::new(DriverError::Declined(decline)));
@@ -225,80 +235,6 @@ impl Driver {
         Ok(weight)
     }
 
-    /// Multiplies one activation by several weights: `out[i][j] = sum over k of x[i][k] * w[j][k]`, with both
-    /// operands quantised to int8 (the activation per row, the weight per output channel) and exact sums.
-    ///
-    /// # Errors
-    /// [`DriverError`]; the results are unspecified then.
-    pub fn matmul(&self, group: &mut MatmulGroup<'_>) -> Result<(), DriverError> {
-        let m = group.m;
-        for (weight, out) in &group.parts {
-            check_format(weight, Format::INT8_INT32)?;
-            check_len("the activation", group.x.len(), m * weight.k())?;
-            check_len("the result", out.len(), m * weight.n())?;
-        }
-        let mut engine = self.engine.lock();
-        let mut loaded = Loaded::default();
-        for (weight, out) in &mut group.parts {
-            for attempt in 1.. {
-                let Some(row) = self.part(&mut engine, &mut loaded, weight, m, group.x, out)? else { break };
-                self.wrong_product(weight, m, row, attempt)?;
-                // The features are laid out and made visible again, too.
-                loaded = Loaded::default();
-            }
-        }
-        Ok(())
-    }
-
-    /// One weight of a group; gives the first row that is wrong, if products are checked.
-    fn part(
-        &self,
-        engine: &mut Engine,
-        loaded: &mut Loaded,
-        weight: &Weight,
-        m: usize,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<Option<usize>, DriverError> {
-        let (k, n) = (weight.k(), weight.n());
-        let wrong = FirstWrong::none();
-        self.run(
-            engine,
-            Job { weight, m, stage: OutputStage::Plain },
-            loaded,
-            |features, m0, host, scales| {
-                let rows = features.rows() as usize;
-                quantise_rows(features, &x[m0 * k..][..rows * k], host, scales).map_err(|(row, source)| {
-                    let source = source.in_row(m0 + row);
-                    DriverError::Activation { name: weight.name().to_owned(), source }
-                })
-            },
-            |outputs, m0, surfaces, scales| {
-                let rows = outputs.rows() as usize;
-                if let Some(check) = weight.check() {
-                    x[m0 * k..][..rows * k].par_chunks(k).enumerate().for_each_init(
-                        || vec![0_i8; k],
-                        |codes, (row, x)| {
-                            let sums = widened_row::<i32, i64>(outputs, surfaces, row as u32);
-                            // What could be quantised once can be again.
-                            if quantise_row(x, codes).is_err() || !check.holds(codes, &sums) {
-                                wrong.note(m0 + row);
-                            }
-                        },
-                    );
-                }
-                out[m0 * n..][..rows * n].par_chunks_mut(n).zip(scales).enumerate().for_each_init(
-                    Vec::new,
-                    |sums, (row, (target, scale))| {
-                        let row = row as u32;
-                        dequantise_output_row(outputs, surfaces, row, *scale, weight.scales(), sums, target);
-                    },
-                );
-            },
-        )?;
-        Ok(wrong.row())
-    }
-
     /// The exact int32 product of int8 rows `a` (`m` x K) with a weight, without any scale.
     ///
     /// # Errors
@@ -339,7 +275,13 @@ impl Driver {
     }
 
     /// Counts a product that came out wrong; an error unless it may be computed again.
-    fn wrong_product(&self, weight: &Weight, m: usize, row: usize, attempt: u32) -> Result<(), DriverError> {
+    pub(crate) fn wrong_product(
+        &self,
+        weight: &Weight,
+        m: usize,
+        row: usize,
+        attempt: u32,
+    ) -> Result<(), DriverError> {
         if self.device.may_recover() && attempt < WRONG_PRODUCTS_MAX {
             self.device.note(None, EventKind::WrongProduct);
             return Ok(());
@@ -538,42 +480,4 @@ fn bind(buffer: &DmaBuffer) -> Binding {
 
 pub(crate) fn check_len(what: &'static str, found: usize, needed: usize) -> Result<(), DriverError> {
     if found == needed { Ok(()) } else { Err(DriverError::Shape { what, found, needed }) }
-}
-
-/// Quantises rows into the feature buffer; the error names the row.
-fn quantise_rows(
-    layout: &FeatureLayout,
-    x: &[f32],
-    host: &mut [u8],
-    scales: &mut Vec<Scale>,
-) -> Result<(), (usize, QuantError)> {
-    let k = layout.k() as usize;
-    let quantised: Result<Vec<Scale>, (usize, QuantError)> =
-        if let Some((slice, stored)) = layout.dense_rows() {
-            // Rows lie behind each other: each is quantised in its place.
-            let start = slice.offset as usize;
-            host[start..start + layout.rows() as usize * stored]
-                .par_chunks_mut(stored)
-                .zip(x.par_chunks(k))
-                .enumerate()
-                .map(|(index, (place, row))| {
-                    let (data, padding) = place.split_at_mut(k);
-                    padding.fill(0);
-                    let codes = <[i8]>::mut_from_bytes(data).expect("bytes are bytes");
-                    quantise_row(row, codes).map_err(|error| (index, error))
-                })
-                .collect()
-        } else {
-            let mut codes = vec![0i8; k];
-            x.chunks_exact(k)
-                .enumerate()
-                .map(|(index, row)| {
-                    let scale = quantise_row(row, &mut codes).map_err(|error| (index, error))?;
-                    layout.write_row(index as u32, &codes, host);
-                    Ok(scale)
-                })
-                .collect()
-        };
-    *scales = quantised?;
-    Ok(())
 }

@@ -175,6 +175,14 @@ pub enum DriverError {
         /// The largest magnitude of a product.
         largest: u64,
     },
+    /// Tiles that lay ready do not fit together.
+    #[error("weight {name}: its tiles do not fit together: {what}")]
+    Tiles {
+        /// The weight.
+        name: String,
+        /// What does not fit.
+        what: String,
+    },
     /// A product that is to be written once does not fit one pass.
     #[error(
         "a product of {passes} passes cannot be kept as programs: its buffers would be larger than they may"
@@ -245,6 +253,7 @@ impl DriverError {
                 "the weight in device memory may be damaged: load it again; if it comes back, the board is not reliable"
                     .to_owned(),
             ),
+            Self::Tiles { .. } => Some("pack the model again".to_owned()),
             Self::Weight { .. } => Some("the model file is damaged or holds NaN weights".to_owned()),
             _ => None,
         }

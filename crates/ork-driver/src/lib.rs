@@ -11,6 +11,9 @@
 //! f32 rows ◀─ scales ◀─ sum of K slices ◀─ ork-layout ◀─ output ◀─ invalidate ┘
 //! ```
 //!
+//! Weights also come with their tiles ready ([`Driver::load_tiles`]): int8, int4 stored and inflated to int8, or native int4,
+//! each in a basis that activations are brought into first.
+//!
 //! [`Driver::product`] multiplies operands as they are, in every precision of [`Product`](ork_plan::Product); the int8
 //! product underneath [`Driver::matmul`] is one of them.
 //!
@@ -26,12 +29,16 @@ mod driver;
 mod error;
 mod execution;
 mod fault_run;
+mod fault_tally;
+mod matmul;
+mod memory_run;
 mod order;
 mod precompiled;
 mod product;
 mod queue;
 mod residency;
 mod scratch;
+mod tiles;
 mod transitions;
 mod weight;
 mod work;
@@ -41,11 +48,14 @@ pub use counters::DriverCounters;
 pub use driver::{Driver, DriverOptions, MatmulGroup};
 pub use error::DriverError;
 pub use execution::CompletionMode;
-pub use fault_run::{FaultRun, FaultRunError, FaultTally, fault_run, is_accounted_for};
+pub use fault_run::{DeadCores, FaultRun, FaultRunError, Length, fault_run};
+pub use fault_tally::{FaultTally, is_accounted_for};
+pub use memory_run::{MemoryTally, memory_run};
 pub use precompiled::{InPlace, Precompiled};
 pub use product::{Operands, Requantise, Values};
 pub use queue::{OpId, Queue, QueueReport};
 pub use residency::{ResidencyCounters, ResidencyOptions, StreamBacking, StreamMode};
+pub use tiles::{TileBytes, Tiles};
 pub use transitions::{Join, Known, NoWay, Operation, Pair, join, known};
 pub use weight::Weight;
 pub use work::Work;

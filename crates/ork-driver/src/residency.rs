@@ -25,6 +25,8 @@ use ork_isa::Iova;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
+use crate::tiles::{TileBytes, Unpack};
+
 /// Which weights are streamed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -80,7 +82,7 @@ impl Default for ResidencyOptions {
 pub struct ResidencyCounters {
     /// Streamed weights that exist.
     pub weights: u64,
-    /// Their bytes.
+    /// The bytes that are kept of them; stored int4 takes half of what it is in device memory.
     pub bytes: u64,
     /// Uses that found the weight brought in.
     pub hits: u64,
@@ -90,8 +92,10 @@ pub struct ResidencyCounters {
     pub misses: u64,
     /// Weights that made room for another one.
     pub evictions: u64,
-    /// Bytes that were brought in.
+    /// Bytes of device memory that were brought in.
     pub brought_bytes: u64,
+    /// Bytes that were read for that.
+    pub read_bytes: u64,
 }
 
 /// Errors of residency are those of the device, with what could not be done.
@@ -145,14 +149,32 @@ struct Streamed {
 #[derive(Debug)]
 enum Store {
     Ram(Vec<u8>),
-    DmaBuf { fd: OwnedFd, bytes: u64 },
+    /// In a file that is mapped, for example.
+    Tiles {
+        bytes: Arc<dyn TileBytes>,
+        unpack: Unpack,
+    },
+    DmaBuf {
+        fd: OwnedFd,
+        bytes: u64,
+    },
 }
 
 impl Store {
+    /// Bytes that are kept.
     fn bytes(&self) -> u64 {
         match self {
             Self::Ram(bytes) => bytes.len() as u64,
+            Self::Tiles { bytes, .. } => bytes.bytes().len() as u64,
             Self::DmaBuf { bytes, .. } => *bytes,
+        }
+    }
+
+    /// Bytes that the NPU reads.
+    fn device_bytes(&self) -> u64 {
+        match self {
+            Self::Tiles { unpack, .. } => unpack.device_bytes(self.bytes()),
+            Self::Ram(_) | Self::DmaBuf { .. } => self.bytes(),
         }
     }
 }
@@ -244,6 +266,22 @@ impl Residency {
         }
     }
 
+    /// Gives tiles that lie ready a place. Streamed ones stay where they are, unless they are to be mapped.
+    pub(crate) fn place_tiles(
+        self: &Arc<Self>,
+        device_bytes: u64,
+        unpack: Unpack,
+        tiles: &Arc<dyn TileBytes>,
+    ) -> Result<Place> {
+        let mut room = self.room(device_bytes)?;
+        if matches!(room, Room::Ram(_)) {
+            // Its pages were never touched.
+            return Ok(self.streamed(Store::Tiles { bytes: Arc::clone(tiles), unpack }));
+        }
+        unpack.write(tiles.bytes(), room.bytes_mut());
+        self.settle(room)
+    }
+
     /// Makes what was written into a room a weight.
     pub(crate) fn settle(self: &Arc<Self>, room: Room) -> Result<Place> {
         let store = match room {
@@ -254,16 +292,21 @@ impl Residency {
             Room::Ram(bytes) => Store::Ram(bytes),
             Room::DmaBuf { bytes, buffer } => Store::DmaBuf { fd: buffer.into_fd(), bytes },
         };
+        Ok(self.streamed(store))
+    }
+
+    /// A streamed weight.
+    fn streamed(self: &Arc<Self>, store: Store) -> Place {
         let mut state = self.inside.state.lock();
-        let (id, bytes) = (state.next, store.bytes());
+        let (id, bytes, device_bytes) = (state.next, store.bytes(), store.device_bytes());
         state.next += 1;
         state.counters.weights += 1;
         state.counters.bytes += bytes;
         let streamed = Streamed { store: Arc::new(store), slot: None, then: None, ahead: false };
         state.weights.insert(id, streamed);
         // Slots of the new size come when they are needed.
-        state.slot_bytes = state.slot_bytes.max(bytes.next_multiple_of(4096));
-        Ok(Place::Streamed(Lease { residency: Arc::clone(self), id }))
+        state.slot_bytes = state.slot_bytes.max(device_bytes.next_multiple_of(4096));
+        Place::Streamed(Lease { residency: Arc::clone(self), id })
     }
 
     /// Brings a weight in, and keeps it until the pin is dropped.
@@ -378,7 +421,8 @@ impl Inside {
         self.changed.notify_all();
         match result {
             Ok(()) => {
-                state.counters.brought_bytes += store.bytes();
+                state.counters.brought_bytes += store.device_bytes();
+                state.counters.read_bytes += store.bytes();
                 Ok(state)
             }
             Err(error) => {
@@ -393,8 +437,9 @@ impl Inside {
 
     fn bring_bytes(&self, memory: &mut Memory, store: &Store, room: u64) -> Result<()> {
         match (memory, store) {
-            (Memory::Copied(slot), Store::Ram(bytes)) => {
-                if slot.as_ref().is_some_and(|buffer| buffer.len() < bytes.len() as u64) {
+            (Memory::Copied(slot), Store::Ram(_) | Store::Tiles { .. }) => {
+                let needed = store.device_bytes();
+                if slot.as_ref().is_some_and(|buffer| buffer.len() < needed) {
                     // Larger weights came since; both together may not fit.
                     *slot = None;
                 }
@@ -402,8 +447,13 @@ impl Inside {
                     Some(buffer) => buffer,
                     None => slot.insert(self.device.alloc_in(DomainId(0), Purpose::Data, room)?),
                 };
-                buffer.host_mut()[..bytes.len()].copy_from_slice(bytes);
-                buffer.flush(0..bytes.len() as u64)
+                let target = &mut buffer.host_mut()[..needed as usize];
+                match store {
+                    Store::Ram(bytes) => target.copy_from_slice(bytes),
+                    Store::Tiles { bytes, unpack } => unpack.write(bytes.bytes(), target),
+                    Store::DmaBuf { .. } => unreachable!("it is mapped"),
+                }
+                buffer.flush(0..needed)
             }
             (Memory::Mapped(mapped), Store::DmaBuf { fd, .. }) => {
                 // The old one goes first: both together may not fit.

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use ork_isa::soc::Soc;
 use ork_layout::{Element, Format, WeightLayout};
 use ork_plan::{PlanOptions, weight_layout_with};
-use ork_quant::{QuantError, Scale, quantise_row};
+use ork_quant::{Basis, QuantError, Scale, quantise_row};
 use rayon::prelude::*;
 
 use crate::DriverError;
 use crate::check::{ProductCheck, VerifyMode};
 use crate::residency::{Pinned, Place, Residency};
+use crate::tiles::Tiles;
 
 /// A weight in device memory: tiled, with one scale per output channel. Dropping it frees the memory.
 ///
@@ -22,6 +23,8 @@ pub struct Weight {
     scales: Vec<Scale>,
     place: Place,
     check: Option<ProductCheck>,
+    /// What activations go through before they are quantised, unless it changes nothing.
+    basis: Option<Basis>,
 }
 
 /// Gives one output channel of a weight; see [`crate::Driver::load`].
@@ -69,6 +72,13 @@ impl Weight {
     /// What checks its products, if they are to be checked.
     pub(crate) fn check(&self) -> Option<&ProductCheck> {
         self.check.as_ref()
+    }
+
+    /// The basis that products of floats bring their activations into; `None` for the plain one. Codes that a caller
+    /// quantised itself must be in it already.
+    #[must_use]
+    pub fn basis(&self) -> Option<&Basis> {
+        self.basis.as_ref()
     }
 
     /// Whether it stays in RAM and is brought into device memory when it is used.
@@ -176,7 +186,32 @@ impl Weight {
             VerifyMode::Product => ProductCheck::of_packed(&layout, room.bytes_mut()),
         };
         let place = residency.settle(room).map_err(hold)?;
-        Ok(Self { name: name.to_owned(), layout, scales: scales.concat(), place, check })
+        let scales = scales.concat();
+        Ok(Self { name: name.to_owned(), layout, scales, place, check, basis: None })
+    }
+
+    /// Uploads tiles that lie ready and have this layout.
+    pub(crate) fn from_tiles(
+        (residency, verify): (&Arc<Residency>, VerifyMode),
+        layout: WeightLayout,
+        name: &str,
+        tiles: Tiles,
+    ) -> Result<Self, DriverError> {
+        let (k, n, bytes) = (tiles.k, tiles.n, layout.bytes());
+        let check = match verify {
+            VerifyMode::Off => None,
+            VerifyMode::Product => {
+                // From the stored bytes: what arrived in device memory is what is to be checked.
+                let mut packed = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
+                tiles.unpack().write(tiles.bytes.bytes(), &mut packed);
+                ProductCheck::of_packed(&layout, &packed)
+            }
+        };
+        let place = residency
+            .place_tiles(bytes, tiles.unpack(), &tiles.bytes)
+            .map_err(|source| DriverError::Hold { name: name.to_owned(), k, n, bytes, source })?;
+        let basis = (!tiles.basis.steps().is_empty()).then_some(tiles.basis);
+        Ok(Self { name: name.to_owned(), layout, scales: tiles.scales, place, check, basis })
     }
 }
 

@@ -5,6 +5,10 @@
 //! read by the plug-in too, which must not.
 #![forbid(unsafe_code)]
 
+mod cache_type;
+
+pub use cache_type::{CacheNote, CacheType};
+
 use serde::{Deserialize, Serialize};
 
 /// How a model is loaded.
@@ -34,6 +38,10 @@ pub struct ContextOptions {
     /// Threads for the CPU's share; unset: all the process may use. Threads wait for each other many times per
     /// token, so one slow or busy core slows all: on a chip with big and little cores, name the number of big ones.
     pub threads: Option<u32>,
+    /// Type of the keys in the cache.
+    pub cache_type_k: CacheType,
+    /// Type of the values in the cache.
+    pub cache_type_v: CacheType,
 }
 
 impl ContextOptions {
@@ -41,6 +49,11 @@ impl ContextOptions {
     pub const DEFAULT_CONTEXT_MAX: u32 = 4096;
     /// Default micro-batch.
     pub const DEFAULT_BATCH: u32 = 512;
+
+    /// What a user should know of these cache types.
+    pub fn cache_notes(&self) -> Vec<CacheNote> {
+        CacheNote::of(self.cache_type_k, self.cache_type_v)
+    }
 }
 
 /// What to generate.

@@ -34,7 +34,12 @@ impl<'m> Context<'m> {
             std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1));
         let threads = positive("threads", options.threads, available)?;
         log::take_complaints();
-        let sizes = ContextSizes { context_tokens, batch_tokens, threads };
+        let sizes = ContextSizes {
+            context_tokens,
+            batch_tokens,
+            threads,
+            cache_types: (options.cache_type_k, options.cache_type_v),
+        };
         let raw = RawContext::new(model.raw(), sizes)
             .ok_or_else(|| EngineError::Context { context_tokens, log: log::take_complaints() })?;
         // llama.cpp rounds up; the number asked for is the promise.
@@ -95,7 +100,7 @@ impl<'m> Context<'m> {
             status,
             source: backend.and_then(|backend| backend.take_error()),
         };
-        self.raw.decode(tokens, self.position, outputs).map_err(|status| failure(status, self.position))?;
+        self.raw.decode(tokens, self.position, &outputs).map_err(|status| failure(status, self.position))?;
         // A buffer callback has no status: a weight the host could not read shows only here.
         if let Some(source) = backend.and_then(|backend| backend.take_error()) {
             let (tokens, position) = (tokens.len(), self.position);

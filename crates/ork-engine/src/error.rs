@@ -113,6 +113,22 @@ pub enum EngineError {
         /// What was asked for.
         what: &'static str,
     },
+    /// The text is too short for the windows.
+    #[error("the text has {tokens} tokens, {wanted} are wanted")]
+    TextTooShort {
+        /// Tokens of the text.
+        tokens: usize,
+        /// Tokens of all windows.
+        wanted: usize,
+    },
+    /// A file of reference distributions cannot be used.
+    #[error("the reference file {} {why}", path.display())]
+    Reference {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// Two evaluations to be compared are not of the same text or vocabulary.
     #[error("cannot compare: {why}")]
     NotComparable {
@@ -231,6 +247,7 @@ impl EngineError {
                 "use the raw mode and write the prompt in full"
             }
             Self::EmptyPrompt => "give some text",
+            Self::TextTooShort { .. } => "give a longer text, or take fewer or shorter windows",
             _ => return None,
         };
         Some(text.to_owned())

@@ -26,6 +26,7 @@
 //! its initialisation and its log callback.
 
 mod bench;
+mod cache_type;
 mod chat;
 mod context;
 mod error;
@@ -36,6 +37,7 @@ mod linked;
 mod llama;
 mod log;
 mod model;
+pub mod quality;
 mod sampling;
 mod text;
 pub mod tiny;
@@ -47,4 +49,6 @@ pub use generation::{Event, Generation, GenerationStats, StopReason};
 pub use linked::linked_host;
 pub use log::{LogLevel, LogSink};
 pub use model::{ChatMessage, Engine, Model, ModelInfo, Prompt, inspect};
-pub use ork_engine_options::{ContextOptions, GenerateOptions, InvalidOption, LoadOptions, Sampling};
+pub use ork_engine_options::{
+    CacheNote, CacheType, ContextOptions, GenerateOptions, InvalidOption, LoadOptions, Sampling,
+};

@@ -80,7 +80,12 @@ fn greedy(max_tokens: u32) -> GenerateOptions {
 }
 
 fn small() -> ContextOptions {
-    ContextOptions { context_tokens: Some(256), batch_tokens: Some(64), threads: Some(2) }
+    ContextOptions {
+        context_tokens: Some(256),
+        batch_tokens: Some(64),
+        threads: Some(2),
+        ..ContextOptions::default()
+    }
 }
 
 /// Every type, both kinds of output matrix: under `npu` all weights are held and every matmul of every evaluation
@@ -263,7 +268,12 @@ fn the_context_is_a_limit_that_is_named() {
     let (shared, _turn) = shared();
     let model = shared.load(Route::Cpu, &TinyModel::default());
     // llama.cpp would round 40 up to 256.
-    let options = ContextOptions { context_tokens: Some(40), batch_tokens: Some(16), threads: Some(1) };
+    let options = ContextOptions {
+        context_tokens: Some(40),
+        batch_tokens: Some(16),
+        threads: Some(1),
+        ..ContextOptions::default()
+    };
     let mut generation = Generation::new(&model, &options).unwrap();
     assert_eq!(generation.context_tokens(), 40);
     let tokens = model.tokenize(&"a".repeat(60)).unwrap();

@@ -5,6 +5,7 @@
 //! rows of `k`; the result is `m` rows of `n`, `out[i][j] = Σ x[i][·] · w[j][·]`.
 
 use crate::Decline;
+use ork_driver::Tiles;
 use std::any::Any;
 use std::error::Error;
 use std::fmt;
@@ -48,6 +49,14 @@ pub trait Accelerator: Send + Sync + fmt::Debug {
         n: usize,
         rows: &WeightRows<'_>,
     ) -> Result<Box<dyn LoadedWeight>, AccelError>;
+
+    /// Takes a weight whose tiles lie ready.
+    ///
+    /// # Errors
+    /// As [`Accelerator::load`]; [`AccelErrorKind::Unsupported`] if it takes no tiles.
+    fn load_tiles(&self, _name: &str, _tiles: Tiles) -> Result<Box<dyn LoadedWeight>, AccelError> {
+        Err(AccelError::new(AccelErrorKind::Unsupported, "this accelerator takes no packs"))
+    }
 
     /// Several weights of this accelerator, one shared activation `x` (`m` × `k`, contiguous). `outs[i]` is `m` ×
     /// `weights[i].n()`. Meant for K+V and gate+up: the activation need be quantised and laid out only once.

@@ -8,6 +8,7 @@ use crate::device::Tables;
 use crate::error::{BackendError, InitError, in_full};
 use crate::host::{Host, OpCodes};
 use crate::options::{BackendOptions, ForeignWeights, Route};
+use crate::pack::ModelPack;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -22,6 +23,7 @@ pub struct OrkBackend {
     options: BackendOptions,
     route: RwLock<Route>,
     accelerator: RwLock<Option<Arc<dyn Accelerator>>>,
+    pack: RwLock<Option<Arc<ModelPack>>>,
     counters: Counters,
     errors: Mutex<Errors>,
     tables: OnceLock<Tables>,
@@ -63,6 +65,7 @@ impl OrkBackend {
             route: RwLock::new(options.route),
             options,
             accelerator: RwLock::new(Some(accelerator)),
+            pack: RwLock::default(),
             counters: Counters::default(),
             errors: Mutex::default(),
             tables: OnceLock::new(),
@@ -135,6 +138,19 @@ impl OrkBackend {
         *self.route.write().unwrap_or_else(PoisonError::into_inner) = route;
     }
 
+    /// Where the accelerator's weights come from, for models loaded from now on. The caller has found the pack that
+    /// belongs to the model ([`ModelPack::find`]), and takes it away when the model is loaded.
+    ///
+    /// A weight that the CPU has to read too (route `auto`) also gets the model's bytes: then many rows are multiplied
+    /// in the pack's scheme and few rows in the model's type.
+    pub fn set_pack(&self, pack: Option<Arc<ModelPack>>) {
+        *self.pack.write().unwrap_or_else(PoisonError::into_inner) = pack;
+    }
+
+    pub(crate) fn pack(&self) -> Option<Arc<ModelPack>> {
+        read(&self.pack).clone()
+    }
+
     /// What was asked, claimed, declined and executed since the start or the last reset.
     pub fn census(&self) -> ClaimCensus {
         self.counters.snapshot()
@@ -157,6 +173,7 @@ impl OrkBackend {
     /// [`BackendError::Retired`]. Counters stay readable.
     pub fn retire(&self) {
         self.set_route(Route::Cpu);
+        self.set_pack(None);
         *self.accelerator.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 

@@ -15,6 +15,7 @@ use crate::accelerator::{AccelError, AccelErrorKind, LoadedWeight};
 use crate::backend::OrkBackend;
 use crate::error::BackendError;
 use crate::host::ElementType;
+use crate::pack::{Absent, PackMiss};
 use crate::software::SoftwareWeight;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::{HashMap, HashSet};
@@ -149,8 +150,39 @@ impl Shape {
             // SAFETY: as above; `out` has k elements.
             unsafe { self.element.decode_row(at, out) };
         };
-        accelerator
-            .load(&self.name, self.k, self.n, &rows)
+        self.taken(&self.element.name, accelerator.load(&self.name, self.k, self.n, &rows))
+    }
+
+    /// Gives the accelerator what the backend's pack holds of the weight; `None` if that is nothing and its own bytes are
+    /// to be converted.
+    fn load_from_pack(&self, backend: &OrkBackend) -> Result<Option<Box<dyn LoadedWeight>>, BackendError> {
+        let Some(pack) = backend.pack() else { return Ok(None) };
+        match pack.tiles(&self.name, self.k, self.n) {
+            Ok((tiles, scheme)) => {
+                let loaded = backend.accelerator()?.load_tiles(&self.name, tiles);
+                let loaded = self.taken(&scheme, loaded)?;
+                backend.counters().from_pack(&scheme);
+                Ok(Some(loaded))
+            }
+            Err(miss) => {
+                backend.counters().missed_in_pack(&self.name, &miss);
+                if matches!(miss, PackMiss::Absent) && pack.absent() == Absent::Convert {
+                    tracing::warn!(weight = %self.name, reason = %miss, "converted from the model's bytes");
+                    return Ok(None);
+                }
+                let (name, pack) = (self.name.clone(), pack.path().display().to_string());
+                Err(BackendError::Pack { name, k: self.k, n: self.n, pack, source: miss })
+            }
+        }
+    }
+
+    /// Checks what an accelerator made of the weight, which it was given as this type or scheme.
+    fn taken(
+        &self,
+        given_as: &str,
+        loaded: Result<Box<dyn LoadedWeight>, AccelError>,
+    ) -> Result<Box<dyn LoadedWeight>, BackendError> {
+        loaded
             .and_then(|loaded| match (loaded.k(), loaded.n()) {
                 (k, n) if (k, n) == (self.k, self.n) => Ok(loaded),
                 (k, n) => {
@@ -160,7 +192,7 @@ impl Shape {
             })
             .map_err(|source| BackendError::Load {
                 name: self.name.clone(),
-                type_name: self.element.name.clone(),
+                type_name: given_as.to_owned(),
                 k: self.k,
                 n: self.n,
                 source,
@@ -390,7 +422,7 @@ impl OrkBuffer {
         }
     }
 
-    /// Packs a complete weight.
+    /// Packs a complete weight, or takes it from the backend's pack, which leaves `source` unread unless the CPU needs it.
     ///
     /// # Safety
     /// `source` must hold the `total` bytes of the matrix.
@@ -405,8 +437,13 @@ impl OrkBuffer {
         let wanted = backend.exclusion(shape.stem()).is_none()
             && backend.accelerator()?.limits(shape.k, shape.n).is_ok();
         let taken = if wanted {
-            // SAFETY: passed on from the caller.
-            match unsafe { shape.load(backend, source) } {
+            let loaded = match shape.load_from_pack(backend) {
+                // SAFETY: passed on from the caller.
+                Ok(None) => unsafe { shape.load(backend, source) },
+                Ok(Some(loaded)) => Ok(loaded),
+                Err(error) => Err(error),
+            };
+            match loaded {
                 Ok(loaded) => Some(loaded),
                 Err(BackendError::Load { source, name, .. })
                     if self.residency == Residency::Shared && source.kind() == AccelErrorKind::NoRoom =>

@@ -4,7 +4,7 @@
 //! *Planning* counts questions: ggml asks several times per node and graph, so these numbers say *why*, not how
 //! often work was done. *Executed* counts work. A weight that never executes is a placement regression.
 
-use crate::{Decline, DeclineReason};
+use crate::{Decline, DeclineReason, PackMiss};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -86,6 +86,16 @@ pub struct Holding {
     pub no_room: u64,
 }
 
+/// Weights and the packs they were to come from, since the start.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackUse {
+    /// Weights loaded from a pack, by scheme.
+    pub loaded: BTreeMap<String, u64>,
+    /// Weights that a pack gave no tiles for, with the reason. Those that were absent were converted from the model's
+    /// bytes; the others ended the load.
+    pub missed: BTreeMap<String, String>,
+}
+
 /// Everything counted so far; a copy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimCensus {
@@ -95,6 +105,8 @@ pub struct ClaimCensus {
     pub executed: Executed,
     /// Weights.
     pub holding: Holding,
+    /// Packs.
+    pub packs: PackUse,
 }
 
 impl ClaimCensus {
@@ -143,7 +155,7 @@ fn without_numbers(name: &str) -> String {
 
 impl fmt::Display for ClaimCensus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { planning, executed, holding } = self;
+        let Self { planning, executed, holding, packs } = self;
         writeln!(
             f,
             "weights   {} held ({} MiB), {} loaded, {} left to the CPU for want of room",
@@ -152,6 +164,19 @@ impl fmt::Display for ClaimCensus {
             holding.loaded,
             holding.no_room
         )?;
+        if !packs.loaded.is_empty() || !packs.missed.is_empty() {
+            let schemes: Vec<String> =
+                packs.loaded.iter().map(|(scheme, count)| format!("{count} x {scheme}")).collect();
+            writeln!(
+                f,
+                "packs     {} from a pack, {} converted although there is a pack",
+                if schemes.is_empty() { "none".to_owned() } else { schemes.join(", ") },
+                packs.missed.len()
+            )?;
+            for (name, reason) in &packs.missed {
+                writeln!(f, "  converted {name}: {reason}")?;
+            }
+        }
         writeln!(
             f,
             "executed  {} matmuls in {} submissions, {} rows, {} weights; {} in software, {} failed",
@@ -187,6 +212,7 @@ struct Inner {
     declined: BTreeMap<(DeclineReason, String), (u64, String)>,
     executed: Executed,
     holding: Holding,
+    packs: PackUse,
 }
 
 /// One finished matmul, for the books.
@@ -272,14 +298,23 @@ impl Counters {
         });
     }
 
+    pub(crate) fn from_pack(&self, scheme: &str) {
+        self.with(|c| *c.packs.loaded.entry(scheme.to_owned()).or_default() += 1);
+    }
+
+    pub(crate) fn missed_in_pack(&self, name: &str, miss: &PackMiss) {
+        self.with(|c| c.packs.missed.insert(name.to_owned(), miss.to_string()));
+    }
+
     pub(crate) fn no_room(&self) {
         self.with(|c| c.holding.no_room += 1);
     }
 
-    /// Starts planning and execution counts anew; holdings stay, they describe what exists.
+    /// Starts planning and execution counts anew; holdings and packs stay, they describe what exists.
     pub(crate) fn reset(&self) {
         self.with(|c| {
-            *c = Inner { holding: Holding { loaded: 0, no_room: 0, ..c.holding }, ..Inner::default() };
+            let packs = std::mem::take(&mut c.packs);
+            *c = Inner { holding: Holding { loaded: 0, no_room: 0, ..c.holding }, packs, ..Inner::default() };
         });
     }
 
@@ -301,6 +336,7 @@ impl Counters {
             },
             executed: c.executed.clone(),
             holding: c.holding,
+            packs: c.packs.clone(),
         })
     }
 }

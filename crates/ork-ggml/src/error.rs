@@ -2,7 +2,7 @@
 //! Failures of the backend. ggml's callbacks carry at most a status, so the facts wait in the backend until
 //! [`crate::OrkBackend::take_error`] fetches them.
 
-use crate::AccelError;
+use crate::{AccelError, PackMiss};
 
 /// What went wrong inside a callback.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -21,6 +21,20 @@ pub enum BackendError {
         n: usize,
         /// The accelerator's reason.
         source: AccelError,
+    },
+    /// The pack gives no tiles for a weight, and its own bytes are not to be converted.
+    #[error("cannot load weight {name} (k = {k}, n = {n}) from {pack}: {source}")]
+    Pack {
+        /// Name of the weight.
+        name: String,
+        /// Elements per row.
+        k: usize,
+        /// Rows.
+        n: usize,
+        /// The pack's file.
+        pack: String,
+        /// Why.
+        source: PackMiss,
     },
     /// A multiplication failed; its result was discarded.
     #[error("matmul with {name} failed (m = {m}, k = {k}, n = {n})")]
@@ -92,6 +106,7 @@ impl BackendError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Load { source, .. } | Self::MatMul { source, .. } => source.hint().map(str::to_owned),
+            Self::Pack { .. } => Some("pack the model again, or use `--pack never`".to_owned()),
             Self::Unreadable { .. } => {
                 Some("use the route auto, which keeps a copy of the weights the CPU can read".to_owned())
             }

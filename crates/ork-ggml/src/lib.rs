@@ -4,7 +4,8 @@
 //! # How work gets here
 //! 1. [`OrkBackend::new`] builds the tables ggml calls; someone registers them (`ork-engine`, or a plug-in).
 //! 2. While a model loads, ggml asks whether the accelerator can multiply by each weight (`claim`); if so the weight
-//!    is written into a buffer type of ours, and packed there (`buffer`).
+//!    is written into a buffer type of ours, and packed there (`buffer`): from the model's bytes, or from the tiles of a
+//!    pack ([`OrkBackend::set_pack`]), in which case the model's bytes are not looked at.
 //! 3. For each graph ggml asks again, per matmul, and hands over the claimed ones (`graph`).
 //!
 //! The device is of kind ACCEL with its *own* buffer type, which precedes the CPU's repacking types in ggml's list;
@@ -30,13 +31,15 @@ mod host;
 mod npu;
 mod operands;
 mod options;
+mod pack;
 mod software;
 
 pub use accelerator::{AccelError, AccelErrorKind, AccelMemory, Accelerator, LoadedWeight, WeightRows};
 pub use backend::OrkBackend;
-pub use census::{ClaimCensus, DeclineCount, Executed, Holding, Planning, WeightUse};
+pub use census::{ClaimCensus, DeclineCount, Executed, Holding, PackUse, Planning, WeightUse};
 pub use decline::{Decline, DeclineReason};
 pub use error::{BackendError, InitError};
 pub use host::Host;
 pub use npu::NpuAccelerator;
 pub use options::{BackendOptions, ForeignWeights, Route};
+pub use pack::{Absent, ModelPack, PackChoice, PackMiss, PackUseError};

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use ork_driver::{Driver, DriverError, MatmulGroup, Weight};
+use ork_driver::{Driver, DriverError, MatmulGroup, Tiles, Weight};
 
 use crate::error::in_full;
 use crate::{AccelError, AccelErrorKind, Accelerator, Decline, LoadedWeight, WeightRows};
@@ -87,6 +87,12 @@ impl Accelerator for NpuAccelerator {
         Ok(Box::new(NpuWeight { weight, driver: Arc::clone(driver) }))
     }
 
+    fn load_tiles(&self, name: &str, tiles: Tiles) -> Result<Box<dyn LoadedWeight>, AccelError> {
+        let driver = self.driver().map_err(AccelError::clone)?;
+        let weight = driver.load_tiles(name, tiles).map_err(accel_error)?;
+        Ok(Box::new(NpuWeight { weight, driver: Arc::clone(driver) }))
+    }
+
     fn matmul_group(
         &self,
         weights: &[&dyn LoadedWeight],
@@ -130,7 +136,9 @@ impl LoadedWeight for NpuWeight {
 fn accel_error(error: DriverError) -> AccelError {
     let kind = match &error {
         DriverError::Hold { .. } => AccelErrorKind::NoRoom,
-        DriverError::Declined(_) | DriverError::Layout { .. } => AccelErrorKind::Unsupported,
+        DriverError::Declined(_) | DriverError::Layout { .. } | DriverError::Tiles { .. } => {
+            AccelErrorKind::Unsupported
+        }
         DriverError::Synth { .. } | DriverError::Objection { .. } | DriverError::Shape { .. } => {
             AccelErrorKind::Bug
         }
