@@ -15,7 +15,7 @@ use crate::accelerator::{AccelError, AccelErrorKind, LoadedWeight};
 use crate::backend::OrkBackend;
 use crate::error::BackendError;
 use crate::host::ElementType;
-use crate::pack::{Absent, PackMiss};
+use crate::pack::{Absent, ModelPack, PackMiss};
 use crate::software::SoftwareWeight;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::{HashMap, HashSet};
@@ -153,10 +153,20 @@ impl Shape {
         self.taken(&self.element.name, accelerator.load(&self.name, self.k, self.n, &rows))
     }
 
-    /// Gives the accelerator what the backend's pack holds of the weight; `None` if that is nothing and its own bytes are
+    /// Gives the accelerator what the buffer's pack, or else the backend's, holds of the weight; `None` if that is nothing and its own bytes are
     /// to be converted.
-    fn load_from_pack(&self, backend: &OrkBackend) -> Result<Option<Box<dyn LoadedWeight>>, BackendError> {
-        let Some(pack) = backend.pack() else { return Ok(None) };
+    fn load_from_pack(
+        &self,
+        backend: &OrkBackend,
+        pack: Option<Arc<ModelPack>>,
+    ) -> Result<Option<Box<dyn LoadedWeight>>, BackendError> {
+        let Some(pack) = pack.or_else(|| backend.pack()) else {
+            return if backend.refuses_unpacked() {
+                Err(BackendError::Unmapped { name: self.name.clone() })
+            } else {
+                Ok(None)
+            };
+        };
         match pack.tiles(&self.name, self.k, self.n) {
             Ok((tiles, scheme)) => {
                 let loaded = backend.accelerator()?.load_tiles(&self.name, tiles);
@@ -211,6 +221,8 @@ pub(crate) struct OrkBuffer {
     pub(crate) backend: &'static OrkBackend,
     pub(crate) residency: Residency,
     memory: HostMemory,
+    /// The pack of the model file that the memory is.
+    pack: Option<Arc<ModelPack>>,
     weights: RwLock<HashMap<usize, Arc<Weight>>>,
     /// Offsets of the weights that were offered to the accelerator, taken or not.
     offered: Mutex<HashSet<usize>>,
@@ -221,7 +233,7 @@ pub(crate) struct OrkBuffer {
 impl OrkBuffer {
     /// `None` if the host has no memory left.
     pub(crate) fn new(backend: &'static OrkBackend, residency: Residency, size: usize) -> Option<Self> {
-        Some(Self::with(backend, residency, HostMemory::zeroed(size)?))
+        Some(Self::with(backend, residency, HostMemory::zeroed(size)?, None))
     }
 
     /// A buffer over memory that belongs to someone else and is not written.
@@ -233,15 +245,22 @@ impl OrkBuffer {
         residency: Residency,
         start: NonNull<u8>,
         size: usize,
-    ) -> Self {
-        Self::with(backend, residency, HostMemory { owned: None, start, size })
+    ) -> Result<Self, BackendError> {
+        let pack = backend.pack_at(start.as_ptr() as usize)?;
+        Ok(Self::with(backend, residency, HostMemory { owned: None, start, size }, pack))
     }
 
-    fn with(backend: &'static OrkBackend, residency: Residency, memory: HostMemory) -> Self {
+    fn with(
+        backend: &'static OrkBackend,
+        residency: Residency,
+        memory: HostMemory,
+        pack: Option<Arc<ModelPack>>,
+    ) -> Self {
         Self {
             backend,
             residency,
             memory,
+            pack,
             weights: RwLock::default(),
             offered: Mutex::default(),
             partial: Mutex::default(),
@@ -437,7 +456,7 @@ impl OrkBuffer {
         let wanted = backend.exclusion(shape.stem()).is_none()
             && backend.accelerator()?.limits(shape.k, shape.n).is_ok();
         let taken = if wanted {
-            let loaded = match shape.load_from_pack(backend) {
+            let loaded = match shape.load_from_pack(backend, self.pack.clone()) {
                 // SAFETY: passed on from the caller.
                 Ok(None) => unsafe { shape.load(backend, source) },
                 Ok(Some(loaded)) => Ok(loaded),
