@@ -21,7 +21,7 @@ import urllib.request
 
 # Fewest cases of ggml's backend test that must be claimed, and pass. What is declined is neither passed nor failed there, so
 # that a device that declines everything passes, too.
-CLAIMED_MIN = {"MUL_MAT": 900, "MUL_MAT_ID": 700}
+CLAIMED_MIN = {"MUL_MAT": 1900, "MUL_MAT_ID": 700}
 # Cases that pack a billion weights for one product; the rest covers their shapes.
 TOO_LARGE = r"n_mats=128,n_used=4,b=0,m=4096"
 
@@ -119,12 +119,13 @@ class Stock:
         return float(re.search(r"Final estimate: PPL = ([0-9.]+)", out + err).group(1)), err
 
     def perplexity(self):
-        """The plug-in's figure against the CPU's; scripts/test holds the in-process figure against the same."""
+        """The plug-in's figure against the CPU's."""
         cpu, _ = self.perplexity_of(ORK_OFFLOAD__ROUTE="cpu")
         npu, err = self.perplexity_of(ORK_OFFLOAD__ROUTE="npu", ORK_PLUGIN__REPORT="summary")
         print(f"llama-perplexity: CPU {cpu:.4f}, plug-in {npu:.4f}, {executed(err)} products")
-        if not abs(npu / cpu - 1) < 0.02:
-            raise Failed("the plug-in's perplexity is more than 2 % from the CPU's")
+        # int8 by int8 without any of the ladder's means costs about 3 % on this model and text.
+        if executed(err) < 400 or not abs(npu / cpu - 1) < 0.06:
+            raise Failed("the plug-in's perplexity is more than 6 % from the CPU's")
 
     def server(self):
         """Several slots at once, then the end that a service manager asks for."""

@@ -54,7 +54,12 @@ fn models_come_and_go_and_leave_nothing() {
     let engine = Engine::init(Some(Arc::clone(&backend)), LogSink::discard()).unwrap();
     let weight_bytes = || driver.device().weight_bytes().iter().sum::<u64>();
 
-    let context = ContextOptions { context_tokens: Some(128), batch_tokens: Some(32), threads: Some(2), ..ContextOptions::default() };
+    let context = ContextOptions {
+        context_tokens: Some(128),
+        batch_tokens: Some(32),
+        threads: Some(2),
+        ..ContextOptions::default()
+    };
     let mut texts = Vec::new();
     for round in 0..3 {
         let models = [load(&engine, &paths[0]), load(&engine, &paths[1])];

@@ -4,6 +4,10 @@
 //! Architecture `llama`, a SentencePiece-like vocabulary that can spell any text, a ChatML template. It says nothing
 //! sensible, but everything a real model exercises is there: grouped attention, SwiGLU, tied or separate output.
 
+mod family;
+
+pub use family::{Family, TinyFamily};
+
 use llama_cpp_sys_2 as sys;
 use std::io;
 use std::path::Path;
@@ -128,6 +132,7 @@ const ALIGNMENT: usize = 32;
 const NORMAL: i32 = 1;
 const UNKNOWN_KIND: i32 = 2;
 const CONTROL: i32 = 3;
+const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
 struct Token {
@@ -207,34 +212,8 @@ impl TinyModel {
         head.u32("llama.attention.head_count_kv", self.kv_heads);
         head.f32("llama.attention.layer_norm_rms_epsilon", 1e-5);
         head.u32("llama.rope.dimension_count", self.embedding / self.heads);
-        head.string("tokenizer.ggml.model", "llama");
-        head.array("tokenizer.ggml.tokens", KIND_STRING, &tokens, |out, t| put_string(out, &t.text));
-        head.array("tokenizer.ggml.scores", KIND_F32, &tokens, |out, t| out.extend(t.score.to_le_bytes()));
-        head.array("tokenizer.ggml.token_type", KIND_I32, &tokens, |out, t| out.extend(t.kind.to_le_bytes()));
-        head.u32("tokenizer.ggml.unknown_token_id", UNKNOWN);
-        head.u32("tokenizer.ggml.bos_token_id", START);
-        head.u32("tokenizer.ggml.eos_token_id", END);
-        head.string("tokenizer.chat_template", CHAT_TEMPLATE);
-
-        let mut file = b"GGUF".to_vec();
-        file.extend(3u32.to_le_bytes());
-        file.extend((tensors.len() as u64).to_le_bytes());
-        file.extend(head.entries.to_le_bytes());
-        file.extend(head.bytes);
-        let mut offset = 0;
-        for tensor in &tensors {
-            put_string(&mut file, &tensor.name);
-            file.extend((tensor.sizes.len() as u32).to_le_bytes());
-            tensor.sizes.iter().for_each(|size| file.extend(size.to_le_bytes()));
-            file.extend(tensor.type_.to_le_bytes());
-            file.extend((offset as u64).to_le_bytes());
-            offset = (offset + tensor.bytes.len()).next_multiple_of(ALIGNMENT);
-        }
-        for tensor in &tensors {
-            file.resize(file.len().next_multiple_of(ALIGNMENT), 0);
-            file.extend(&tensor.bytes);
-        }
-        file
+        head.tokenizer(&tokens);
+        file(&head, &tensors)
     }
 
     fn tensors(&self, vocabulary: usize) -> Vec<Tensor> {
@@ -281,6 +260,29 @@ impl TinyModel {
     }
 }
 
+/// A file of one piece.
+fn file(head: &Header, tensors: &[Tensor]) -> Vec<u8> {
+    let mut file = b"GGUF".to_vec();
+    file.extend(3u32.to_le_bytes());
+    file.extend((tensors.len() as u64).to_le_bytes());
+    file.extend(head.entries.to_le_bytes());
+    file.extend(&head.bytes);
+    let mut offset = 0;
+    for tensor in tensors {
+        put_string(&mut file, &tensor.name);
+        file.extend((tensor.sizes.len() as u32).to_le_bytes());
+        tensor.sizes.iter().for_each(|size| file.extend(size.to_le_bytes()));
+        file.extend(tensor.type_.to_le_bytes());
+        file.extend((offset as u64).to_le_bytes());
+        offset = (offset + tensor.bytes.len()).next_multiple_of(ALIGNMENT);
+    }
+    for tensor in tensors {
+        file.resize(file.len().next_multiple_of(ALIGNMENT), 0);
+        file.extend(&tensor.bytes);
+    }
+    file
+}
+
 /// Metadata entries in the making.
 #[derive(Default)]
 struct Header {
@@ -313,6 +315,17 @@ impl Header {
     fn f32(&mut self, key: &str, value: f32) {
         self.key(key, KIND_F32);
         self.bytes.extend(value.to_le_bytes());
+    }
+
+    fn tokenizer(&mut self, tokens: &[Token]) {
+        self.string("tokenizer.ggml.model", "llama");
+        self.array("tokenizer.ggml.tokens", KIND_STRING, tokens, |out, t| put_string(out, &t.text));
+        self.array("tokenizer.ggml.scores", KIND_F32, tokens, |out, t| out.extend(t.score.to_le_bytes()));
+        self.array("tokenizer.ggml.token_type", KIND_I32, tokens, |out, t| out.extend(t.kind.to_le_bytes()));
+        self.u32("tokenizer.ggml.unknown_token_id", UNKNOWN);
+        self.u32("tokenizer.ggml.bos_token_id", START);
+        self.u32("tokenizer.ggml.eos_token_id", END);
+        self.string("tokenizer.chat_template", CHAT_TEMPLATE);
     }
 
     fn array<T>(&mut self, key: &str, kind: u32, values: &[T], put: impl Fn(&mut Vec<u8>, &T)) {

@@ -443,7 +443,7 @@ fn decline_table() {
     let w = weight("w", f32_, [32, 8, 1, 1]);
     let wide = weight("wide", f32_, [32, 65, 1, 1]);
     let secret = weight("blk.0.secret.weight", f32_, [32, 8, 1, 1]);
-    let stack = weight("experts", f32_, [32, 8, 2, 1]);
+    let wide_stack = weight("experts", f32_, [32, 65, 2, 1]);
     let integers = weight("integers", sys::GGML_TYPE_I32, [32, 8, 1, 1]);
     let _weights = Buffer::weights(&tensors, weight_type(&backend));
     set_f32(w, &numbers(1, 256));
@@ -500,7 +500,7 @@ fn decline_table() {
         ("MUL_MAT", mul(foreign, x), DeclineReason::ForeignBuffer),
         ("MUL_MAT", mul(secret, x), DeclineReason::NotLoaded),
         ("MUL_MAT", mul(wide, x), DeclineReason::NotLoaded),
-        ("MUL_MAT", mul(stack, x_stack), DeclineReason::NotLoaded),
+        ("MUL_MAT", mul(wide_stack, x_stack), DeclineReason::NotLoaded),
         ("MUL_MAT", strided, DeclineReason::WeightLayout),
         ("MUL_MAT", integer, DeclineReason::WeightType),
         ("MUL_MAT", quantised_input, DeclineReason::ActivationType),

@@ -202,3 +202,41 @@ fn a_tensor_outside_the_mapping_is_refused() {
     assert!(matches!(backend.take_error(), Some(BackendError::Operand { .. })));
     assert_eq!(backend.census().holding.live, 0);
 }
+
+/// A host that reads a file straight into memory shared with the CPU says nothing. The weight is seen when work with it is
+/// planned, and offered once.
+#[test]
+fn a_weight_written_in_silence_is_taken_when_work_is_planned() {
+    let counts = Arc::new(Counts::default());
+    let accelerator =
+        NaiveAccelerator { counts: Arc::clone(&counts), n_max: 24, ..NaiveAccelerator::default() };
+    let backend = backend(accelerator, routed(Route::Auto { min_rows: 2 }));
+    let tensors = Tensors::new();
+    let w = tensors.matrix(sys::GGML_TYPE_F32, [8, 4, 1, 1], "w");
+    let wide = tensors.matrix(sys::GGML_TYPE_F32, [8, 25, 1, 1], "wide");
+    let _weights = Buffer::weights(&tensors, weight_type(&backend));
+    let matrix = numbers(1, 8 * 4);
+    unsafe { std::ptr::copy_nonoverlapping(matrix.as_ptr(), (*w).data.cast::<f32>(), matrix.len()) };
+    let nodes = Tensors::new();
+    let x = nodes.matrix(sys::GGML_TYPE_F32, [8, 3, 1, 1], "x");
+    let one = nodes.matrix(sys::GGML_TYPE_F32, [8, 1, 1, 1], "one");
+    let (out, few, far) = unsafe {
+        (
+            sys::ggml_mul_mat(nodes.0, w, x),
+            sys::ggml_mul_mat(nodes.0, w, one),
+            sys::ggml_mul_mat(nodes.0, wide, x),
+        )
+    };
+    let graph = graph(&nodes, &[out]);
+    let _activations = Buffer::plain(&nodes, cpu_type());
+    let input = numbers(2, 24);
+    set_f32(x, &input);
+    let stream = Stream::ork(&backend);
+    let ask = |op| unsafe { sys::ggml_backend_supports_op(stream.0, op) };
+    assert!(!ask(few));
+    assert_eq!(counts.live.load(SeqCst), 0, "nothing is packed for work that the CPU does");
+    assert!(ask(out) && ask(out) && !ask(far));
+    assert_eq!((counts.live.load(SeqCst), backend.census().holding.loaded), (1, 1));
+    assert_eq!(stream.compute(graph), sys::GGML_STATUS_SUCCESS, "{:?}", backend.take_error());
+    assert!(worst(&get_f32(out), &reference(&matrix, &input, 8)) < 1e-5);
+}

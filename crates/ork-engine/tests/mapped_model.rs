@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use ork_engine::tiny::{OutputMatrix, TinyModel, WeightType};
-use ork_engine::{Engine, LoadOptions, LogSink, Model, linked_host};
+use ork_engine::{ContextOptions, Engine, Generation, LoadOptions, LogSink, Model, linked_host};
 use ork_ggml::{
     AccelError, AccelErrorKind, Accelerator, BackendOptions, Decline, LoadedWeight, OrkBackend, Route,
     WeightRows,
@@ -88,12 +88,16 @@ fn a_mapped_file_stays_out_of_anonymous_memory() {
     let options = BackendOptions { route: Route::Npu, ..BackendOptions::default() };
     let backend = OrkBackend::new(linked_host(), Arc::new(Reader), options).unwrap();
     let engine = Engine::init(Some(Arc::clone(&backend)), LogSink::discard()).unwrap();
+    let context = ContextOptions { context_tokens: Some(64), batch_tokens: Some(64), threads: Some(1) };
     let grown = |route, mmap| {
         backend.set_route(route);
         let before = anonymous_bytes();
         let options = LoadOptions { mmap };
         let model = Model::load(&engine, &path, &options, &mut |_| ControlFlow::Continue(())).unwrap();
-        assert_eq!(backend.census().holding.live, tiny.matmuls_per_evaluation());
+        // Read straight into memory that the CPU shares, weights are seen when the first context is planned.
+        drop(Generation::new(&model, &context).unwrap());
+        let census = backend.census();
+        assert_eq!(census.holding.live, tiny.matmuls_per_evaluation(), "{route}, mapped {mmap}: {census}");
         let grown = anonymous_bytes().saturating_sub(before);
         drop(model);
         assert_eq!(backend.census().holding.live, 0);

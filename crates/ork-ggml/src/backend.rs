@@ -7,10 +7,12 @@ use crate::census::{ClaimCensus, Counters};
 use crate::device::Tables;
 use crate::error::{BackendError, InitError, in_full};
 use crate::host::{Host, OpCodes};
+use crate::mapping;
 use crate::options::{BackendOptions, ForeignWeights, Route};
-use crate::pack::ModelPack;
+use crate::pack::{Absent, ModelPack, PackUseError};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 /// One accelerator as ggml sees it.
@@ -24,10 +26,14 @@ pub struct OrkBackend {
     route: RwLock<Route>,
     accelerator: RwLock<Option<Arc<dyn Accelerator>>>,
     pack: RwLock<Option<Arc<ModelPack>>>,
+    finder: OnceLock<(Box<PackFinder>, Absent)>,
     counters: Counters,
     errors: Mutex<Errors>,
     tables: OnceLock<Tables>,
 }
+
+/// Finds the pack of a model file.
+pub type PackFinder = dyn Fn(&Path) -> Result<Option<Arc<ModelPack>>, PackUseError> + Send + Sync;
 
 /// The first error since the last fetch, and how many followed it.
 #[derive(Debug, Default)]
@@ -66,6 +72,7 @@ impl OrkBackend {
             options,
             accelerator: RwLock::new(Some(accelerator)),
             pack: RwLock::default(),
+            finder: OnceLock::new(),
             counters: Counters::default(),
             errors: Mutex::default(),
             tables: OnceLock::new(),
@@ -145,6 +152,31 @@ impl OrkBackend {
     /// in the pack's scheme and few rows in the model's type.
     pub fn set_pack(&self, pack: Option<Arc<ModelPack>>) {
         *self.pack.write().unwrap_or_else(PoisonError::into_inner) = pack;
+    }
+
+    /// Looks for a pack whenever the host maps a model file, which is how a plug-in comes by the model's name. With
+    /// [`Absent::Refuse`], weights of models that are not mapped are an error. Only the first call counts.
+    pub fn find_packs(&self, finder: Box<PackFinder>, unmapped: Absent) {
+        // A second finder is ignored, as is said.
+        let _ = self.finder.set((finder, unmapped));
+    }
+
+    /// The pack of the model that is mapped at an address, if it is to be looked for.
+    pub(crate) fn pack_at(&self, address: usize) -> Result<Option<Arc<ModelPack>>, BackendError> {
+        let Some((finder, _)) = self.finder.get() else { return Ok(None) };
+        let Some(model) = mapping::file_at(address) else { return Ok(None) };
+        let pack = finder(&model)
+            .map_err(|source| BackendError::NoPack { model: model.clone(), source: Arc::new(source) })?;
+        match &pack {
+            Some(pack) => tracing::info!("{}: pack {pack}", model.display()),
+            None => tracing::info!("{}: no pack, weights are converted", model.display()),
+        }
+        Ok(pack)
+    }
+
+    /// Whether weights must not be converted where no pack is known.
+    pub(crate) fn refuses_unpacked(&self) -> bool {
+        self.finder.get().is_some_and(|(_, unmapped)| *unmapped == Absent::Refuse)
     }
 
     pub(crate) fn pack(&self) -> Option<Arc<ModelPack>> {

@@ -15,10 +15,10 @@ use crate::accelerator::{AccelError, AccelErrorKind, LoadedWeight};
 use crate::backend::OrkBackend;
 use crate::error::BackendError;
 use crate::host::ElementType;
-use crate::pack::{Absent, PackMiss};
+use crate::pack::{Absent, ModelPack, PackMiss};
 use crate::software::SoftwareWeight;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -153,10 +153,20 @@ impl Shape {
         self.taken(&self.element.name, accelerator.load(&self.name, self.k, self.n, &rows))
     }
 
-    /// Gives the accelerator what the backend's pack holds of the weight; `None` if that is nothing and its own bytes are
+    /// Gives the accelerator what the buffer's pack, or else the backend's, holds of the weight; `None` if that is nothing and its own bytes are
     /// to be converted.
-    fn load_from_pack(&self, backend: &OrkBackend) -> Result<Option<Box<dyn LoadedWeight>>, BackendError> {
-        let Some(pack) = backend.pack() else { return Ok(None) };
+    fn load_from_pack(
+        &self,
+        backend: &OrkBackend,
+        pack: Option<Arc<ModelPack>>,
+    ) -> Result<Option<Box<dyn LoadedWeight>>, BackendError> {
+        let Some(pack) = pack.or_else(|| backend.pack()) else {
+            return if backend.refuses_unpacked() {
+                Err(BackendError::Unmapped { name: self.name.clone() })
+            } else {
+                Ok(None)
+            };
+        };
         match pack.tiles(&self.name, self.k, self.n) {
             Ok((tiles, scheme)) => {
                 let loaded = backend.accelerator()?.load_tiles(&self.name, tiles);
@@ -211,7 +221,11 @@ pub(crate) struct OrkBuffer {
     pub(crate) backend: &'static OrkBackend,
     pub(crate) residency: Residency,
     memory: HostMemory,
+    /// The pack of the model file that the memory is.
+    pack: Option<Arc<ModelPack>>,
     weights: RwLock<HashMap<usize, Arc<Weight>>>,
+    /// Offsets of the weights that were offered to the accelerator, taken or not.
+    offered: Mutex<HashSet<usize>>,
     /// Bytes written so far of tensors that arrive in pieces, by offset.
     partial: Mutex<HashMap<usize, usize>>,
 }
@@ -219,8 +233,7 @@ pub(crate) struct OrkBuffer {
 impl OrkBuffer {
     /// `None` if the host has no memory left.
     pub(crate) fn new(backend: &'static OrkBackend, residency: Residency, size: usize) -> Option<Self> {
-        let memory = HostMemory::zeroed(size)?;
-        Some(Self { backend, residency, memory, weights: RwLock::default(), partial: Mutex::default() })
+        Some(Self::with(backend, residency, HostMemory::zeroed(size)?, None))
     }
 
     /// A buffer over memory that belongs to someone else and is not written.
@@ -232,9 +245,47 @@ impl OrkBuffer {
         residency: Residency,
         start: NonNull<u8>,
         size: usize,
+    ) -> Result<Self, BackendError> {
+        let pack = backend.pack_at(start.as_ptr() as usize)?;
+        Ok(Self::with(backend, residency, HostMemory { owned: None, start, size }, pack))
+    }
+
+    fn with(
+        backend: &'static OrkBackend,
+        residency: Residency,
+        memory: HostMemory,
+        pack: Option<Arc<ModelPack>>,
     ) -> Self {
-        let memory = HostMemory { owned: None, start, size };
-        Self { backend, residency, memory, weights: RwLock::default(), partial: Mutex::default() }
+        Self {
+            backend,
+            residency,
+            memory,
+            pack,
+            weights: RwLock::default(),
+            offered: Mutex::default(),
+            partial: Mutex::default(),
+        }
+    }
+
+    /// Offers a weight that the host has written to our memory without a word, once; says whether it was taken. The
+    /// buffer must be shared.
+    pub(crate) fn adopt(&self, tensor: &abi::Tensor, shape: &Shape) -> bool {
+        // SAFETY: `buffer` of a live tensor is live or null.
+        let usage = unsafe { tensor.buffer.as_ref() }.map(|buffer| buffer.usage);
+        let (start, room) = self.locate(tensor, 0);
+        let whole = tensor.view_src.is_null() && shape.matrices * shape.matrix_bytes() <= room;
+        if self.residency != Residency::Shared || usage != Some(abi::USAGE_WEIGHTS) || !whole {
+            return false;
+        }
+        let unfinished = self.partial.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&start);
+        if unfinished || self.offered.lock().unwrap_or_else(PoisonError::into_inner).contains(&start) {
+            return false;
+        }
+        // SAFETY: the host has loaded its model before it plans work with it, and the bytes are in our memory.
+        if let Err(error) = unsafe { self.take_stack(shape, start, tensor.data.cast()) } {
+            self.backend.report(error);
+        }
+        self.holds_stack(tensor.data, shape)
     }
 
     /// Takes a weight that lies in memory of the host already.
@@ -279,8 +330,9 @@ impl OrkBuffer {
 
     /// Drops every weight whose bytes start in the range: its source is about to change.
     fn forget(&self, offset: usize, len: usize) {
-        let mut weights = self.weights.write().unwrap_or_else(PoisonError::into_inner);
-        weights.retain(|at, _| *at < offset || *at >= offset + len);
+        let outside = |at: usize| at < offset || at >= offset + len;
+        self.weights.write().unwrap_or_else(PoisonError::into_inner).retain(|at, _| outside(*at));
+        self.offered.lock().unwrap_or_else(PoisonError::into_inner).retain(|at| outside(*at));
     }
 
     /// The address of byte `offset` of `tensor`, and how many bytes of our memory follow it.
@@ -353,6 +405,11 @@ impl OrkBuffer {
     /// `source` must hold the bytes of all matrices, one after the other.
     unsafe fn take_stack(&self, shape: &Shape, start: usize, source: *const u8) -> Result<(), BackendError> {
         let bytes = shape.matrix_bytes();
+        // Held until all is done, so that two contexts do not pack one weight twice.
+        let mut offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
+        if !offered.insert(start) {
+            return Ok(());
+        }
         for index in 0..shape.matrices {
             // SAFETY: inside the weight.
             let source = unsafe { source.add(index * bytes) };
@@ -399,7 +456,7 @@ impl OrkBuffer {
         let wanted = backend.exclusion(shape.stem()).is_none()
             && backend.accelerator()?.limits(shape.k, shape.n).is_ok();
         let taken = if wanted {
-            let loaded = match shape.load_from_pack(backend) {
+            let loaded = match shape.load_from_pack(backend, self.pack.clone()) {
                 // SAFETY: passed on from the caller.
                 Ok(None) => unsafe { shape.load(backend, source) },
                 Ok(Some(loaded)) => Ok(loaded),

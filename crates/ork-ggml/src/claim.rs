@@ -114,10 +114,12 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         Home::Ours(buffer) if buffer.residency == Residency::Resident => Ok(Accepted::MatMul),
         Home::Ours(buffer) => {
             precise()?;
-            if !buffer.holds_stack(weight.data, &shape) {
-                return Err(Decline::NotLoaded);
+            let accepted = rows_worth_it(backend.route(), m)?;
+            // A host that reads a file straight into memory shared with the CPU tells nobody.
+            if buffer.holds_stack(weight.data, &shape) || buffer.adopt(weight, &shape) {
+                return Ok(accepted);
             }
-            rows_worth_it(backend.route(), m)
+            Err(Decline::NotLoaded)
         }
         Home::Probe => {
             within_limits(backend, weight)?;
@@ -154,6 +156,10 @@ fn within_limits(backend: &OrkBackend, weight: &abi::Tensor) -> Result<(), Decli
 
 fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
     let Some(buffer) = buffer_of(weight) else {
+        // ggml's backend test asks before it allocates; what it gets then is the weight type of our device.
+        if backend.foreign_weights() == ForeignWeights::PackPerCall && backend.route() != Route::Npu {
+            return Ok(Home::Foreign);
+        }
         return Err(Decline::ForeignBuffer { buffer_type: "none".to_owned() });
     };
     if backend.tables().residency_of(buffer.buft).is_some() {

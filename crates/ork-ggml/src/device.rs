@@ -340,7 +340,13 @@ unsafe extern "C" fn device_buffer_from_ptr(
         Some(residency) => {
             let Some(start) = NonNull::new(start.cast()) else { return null_mut() };
             // SAFETY: the host vouches for `size` readable bytes that outlive the buffer.
-            let state = unsafe { OrkBuffer::over(backend, residency, start, size) };
+            let state = match unsafe { OrkBuffer::over(backend, residency, start, size) } {
+                Ok(state) => state,
+                Err(error) => {
+                    backend.report(error);
+                    return null_mut();
+                }
+            };
             // SAFETY: the host makes the struct and calls our `free_buffer` before deleting it.
             unsafe {
                 (backend.host().ggml_backend_buffer_init)(buft, MAPPED_BUFFER, leak(state).cast(), size)

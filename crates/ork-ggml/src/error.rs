@@ -2,7 +2,9 @@
 //! Failures of the backend. ggml's callbacks carry at most a status, so the facts wait in the backend until
 //! [`crate::OrkBackend::take_error`] fetches them.
 
-use crate::{AccelError, PackMiss};
+use crate::{AccelError, PackMiss, PackUseError};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// What went wrong inside a callback.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -54,6 +56,20 @@ pub enum BackendError {
     #[error("the host wants to read {name}, which exists only on the accelerator")]
     Unreadable {
         /// Name of the tensor.
+        name: String,
+    },
+    /// The pack of a model cannot be used, or there is none where one is required.
+    #[error("cannot use a pack for {}", model.display())]
+    NoPack {
+        /// The model.
+        model: PathBuf,
+        /// Why.
+        source: Arc<PackUseError>,
+    },
+    /// A pack is required, and whose weight it is cannot be known.
+    #[error("{name} is not from a mapped file, so its pack cannot be found, and one is required")]
+    Unmapped {
+        /// Name of the weight.
         name: String,
     },
     /// The host wants to write to a weight that lies in its own, mapped memory.
@@ -109,6 +125,10 @@ impl BackendError {
             Self::Pack { .. } => Some("pack the model again, or use `--pack never`".to_owned()),
             Self::Unreadable { .. } => {
                 Some("use the route auto, which keeps a copy of the weights the CPU can read".to_owned())
+            }
+            Self::NoPack { source, .. } => Some(source.hint()),
+            Self::Unmapped { .. } => {
+                Some("let llama.cpp map the model, or set offload.pack = \"auto\"".to_owned())
             }
             Self::MappedWrite { .. } => {
                 Some("load the model without mapping its file (--no-mmap, load.mmap = false)".to_owned())

@@ -28,6 +28,7 @@ mod device;
 mod error;
 mod graph;
 mod host;
+mod mapping;
 mod npu;
 mod operands;
 mod options;
@@ -35,7 +36,7 @@ mod pack;
 mod software;
 
 pub use accelerator::{AccelError, AccelErrorKind, AccelMemory, Accelerator, LoadedWeight, WeightRows};
-pub use backend::OrkBackend;
+pub use backend::{OrkBackend, PackFinder};
 pub use census::{ClaimCensus, DeclineCount, Executed, Holding, PackUse, Planning, WeightUse};
 pub use decline::{Decline, DeclineReason};
 pub use error::{BackendError, InitError};

@@ -41,6 +41,14 @@ impl NpuAccelerator {
         Self { opened: OnceLock::new(), expected, open: Box::new(open) }
     }
 
+    /// Name of the SoC that weights are laid out for; opens the device.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn soc(&self) -> Result<&'static str, AccelError> {
+        self.driver().map(|driver| driver.soc()).map_err(AccelError::clone)
+    }
+
     fn driver(&self) -> Result<&Arc<Driver>, &AccelError> {
         let open = || (self.open)().inspect_err(|error| tracing::error!("{}", in_full(error, error.hint())));
         self.opened.get_or_init(open).as_ref()

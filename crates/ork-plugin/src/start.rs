@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! From settings to a registered backend.
 
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use ork_config::{Config, ConfigError, Layers, RouteKind};
 use ork_device::{Device, DeviceKind, DeviceOptions, enumerate};
 use ork_driver::{Driver, DriverOptions};
-use ork_ggml::{AccelError, AccelErrorKind, InitError, NpuAccelerator, OrkBackend, abi};
+use ork_ggml::{
+    Absent, AccelError, AccelErrorKind, InitError, ModelPack, NpuAccelerator, OrkBackend, PackChoice, abi,
+};
 
 use crate::host::{HostError, find};
 use crate::report;
@@ -57,7 +60,21 @@ fn start() -> Result<Arc<OrkBackend>, StartError> {
     let host = find()?;
     let (device, driver) = (config.device.clone(), config.driver.clone());
     let accelerator = NpuAccelerator::lazy(expected(&config), move || open(&device, &driver));
-    let backend = OrkBackend::new(host, Arc::new(accelerator), config.offload.backend_options())?;
+    let accelerator = Arc::new(accelerator);
+    let backend = OrkBackend::new(host, Arc::clone(&accelerator) as _, config.offload.backend_options())?;
+    let choice = config.offload.pack.clone();
+    if choice != PackChoice::Never {
+        let unmapped = match choice {
+            PackChoice::Require | PackChoice::Path(_) => Absent::Refuse,
+            PackChoice::Auto | PackChoice::Never => Absent::Convert,
+        };
+        let find = move |model: &Path| match accelerator.soc() {
+            Ok(soc) => ModelPack::find(model, &choice, soc),
+            // Logged where it was opened; nothing will be taken, packed or not.
+            Err(_) => Ok(None),
+        };
+        backend.find_packs(Box::new(find), unmapped);
+    }
     report::at_exit(&backend, config.plugin.report);
     Ok(backend)
 }
