@@ -8,7 +8,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ork_device::{Device, DeviceKind, DeviceOptions, DriverKind};
 use ork_driver::{Driver, DriverOptions, ResidencyOptions, StreamMode, Tiles};
@@ -282,10 +282,67 @@ fn npu(kind: DriverKind, cores: u8, residency: ResidencyOptions) -> NpuAccelerat
     NpuAccelerator::new(Arc::new(Driver::new(Device::open(&device).unwrap(), options).unwrap()))
 }
 
-fn engine(accelerator: impl Accelerator + 'static, route: Route) -> (Engine, Arc<OrkBackend>) {
-    let options = BackendOptions { route, ..BackendOptions::default() };
-    let backend = OrkBackend::new(linked_host(), Arc::new(accelerator), options).unwrap();
-    (Engine::init(Some(Arc::clone(&backend)), LogSink::discard()).unwrap(), backend)
+/// Whoever multiplies at the moment: ggml forgets no backend and has room for few, so there is one for all tests.
+#[derive(Debug)]
+struct Switch(Mutex<Arc<dyn Accelerator>>);
+
+impl Switch {
+    fn now(&self) -> Arc<dyn Accelerator> {
+        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Accelerator for Switch {
+    fn describe(&self) -> String {
+        "one after the other".to_owned()
+    }
+
+    fn limits(&self, k: usize, n: usize) -> Result<(), Decline> {
+        self.now().limits(k, n)
+    }
+
+    fn load(
+        &self,
+        name: &str,
+        k: usize,
+        n: usize,
+        rows: &WeightRows<'_>,
+    ) -> Result<Box<dyn LoadedWeight>, AccelError> {
+        self.now().load(name, k, n, rows)
+    }
+
+    fn load_tiles(&self, name: &str, tiles: Tiles) -> Result<Box<dyn LoadedWeight>, AccelError> {
+        self.now().load_tiles(name, tiles)
+    }
+
+    fn matmul_group(
+        &self,
+        weights: &[&dyn LoadedWeight],
+        m: usize,
+        x: &[f32],
+        outs: &mut [&mut [f32]],
+    ) -> Result<(), AccelError> {
+        self.now().matmul_group(weights, m, x, outs)
+    }
+}
+
+/// The engine with this accelerator; models of another one must be gone.
+fn engine(
+    accelerator: impl Accelerator + 'static,
+    route: Route,
+) -> (&'static Engine, &'static Arc<OrkBackend>) {
+    static SHARED: OnceLock<(Engine, Arc<OrkBackend>, Arc<Switch>)> = OnceLock::new();
+    let (engine, backend, switch) = SHARED.get_or_init(|| {
+        let switch = Arc::new(Switch(Mutex::new(Arc::new(PlainLoops(BTreeMap::new())))));
+        let accelerator: Arc<dyn Accelerator> = Arc::clone(&switch) as _;
+        let backend = OrkBackend::new(linked_host(), accelerator, BackendOptions::default()).unwrap();
+        (Engine::init(Some(Arc::clone(&backend)), LogSink::discard()).unwrap(), backend, switch)
+    });
+    *switch.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(accelerator);
+    backend.set_route(route);
+    backend.reset_census();
+    backend.take_error();
+    (engine, backend)
 }
 
 fn load(engine: &Engine, path: &Path, pack: Option<Arc<ModelPack>>) -> Result<Model, EngineError> {
@@ -322,10 +379,9 @@ fn known() -> Known {
     let rows = Arc::new(Mutex::new(Rows::new()));
     let inner = npu(DriverKind::Rknpu, 3, ResidencyOptions::default());
     let (engine, backend) = engine(Spy { inner, rows: Arc::clone(&rows) }, Route::Npu);
-    let converted = evaluate(&load(&engine, &model, None).unwrap(), 40);
+    let converted = evaluate(&load(engine, &model, None).unwrap(), 40);
     backend.set_route(Route::Cpu);
-    let cpu = evaluate(&load(&engine, &model, None).unwrap(), 40);
-    drop((engine, backend));
+    let cpu = evaluate(&load(engine, &model, None).unwrap(), 40);
     let rows = std::mem::take(&mut *rows.lock().unwrap());
     assert_eq!(rows.len() as u64, tiny().matmuls_per_evaluation());
     Known { folder, model, rows, cpu, converted }
@@ -362,7 +418,7 @@ fn a_w8a8_pack_gives_the_bits_that_converting_gives() {
         let (engine, backend) = engine(npu(kind, cores, ResidencyOptions::default()), Route::Npu);
         let pack = find(&known.model, PackChoice::Auto).unwrap().expect("it lies beside the model");
         assert_eq!(pack.schemes(), "15 x w8a8");
-        let model = load(&engine, &known.model, Some(pack)).unwrap();
+        let model = load(engine, &known.model, Some(pack)).unwrap();
         assert!(evaluate(&model, 40) == known.converted, "{kind:?}, {cores} cores");
         // Single rows, as in decoding.
         let single = evaluate(&model, 1);
@@ -410,13 +466,13 @@ fn every_scheme_is_what_plain_loops_make_of_its_codes() {
         let plains = known.write(&recipe);
         let reference = {
             let (engine, _) = engine(PlainLoops(plains), Route::Npu);
-            evaluate(&load(&engine, &known.model, None).unwrap(), 40)
+            evaluate(&load(engine, &known.model, None).unwrap(), 40)
         };
         assert!(reference != known.converted, "{label}: codes of another scheme");
         for (kind, cores) in DEVICES {
             let (engine, _) = engine(npu(kind, cores, ResidencyOptions::default()), Route::Npu);
             let pack = find(&known.model, PackChoice::Require).unwrap();
-            let table = evaluate(&load(&engine, &known.model, pack).unwrap(), 40);
+            let table = evaluate(&load(engine, &known.model, pack).unwrap(), 40);
             assert!(table == reference, "{label} on {kind:?} with {cores} cores differs from plain loops");
         }
         // Codes of the wrong basis would be noise: the model is random, and its distributions are far from flat.
@@ -437,12 +493,11 @@ fn streamed_weights_come_from_the_pack_again_and_again() {
         }
     });
     let (engine_plain, _) = engine(PlainLoops(plains), Route::Npu);
-    let reference = evaluate(&load(&engine_plain, &known.model, None).unwrap(), 40);
-    drop(engine_plain);
+    let reference = evaluate(&load(engine_plain, &known.model, None).unwrap(), 40);
     let residency =
         ResidencyOptions { stream: StreamMode::All, window_bytes: 160 << 10, ..ResidencyOptions::default() };
     let (engine, _) = engine(npu(DriverKind::Rknpu, 3, residency), Route::Npu);
-    let model = load(&engine, &known.model, find(&known.model, PackChoice::Auto).unwrap()).unwrap();
+    let model = load(engine, &known.model, find(&known.model, PackChoice::Auto).unwrap()).unwrap();
     // The mapping stays as long as somebody needs it, whatever happens to the name.
     fs::remove_file(known.pack()).unwrap();
     for _ in 0..2 {
@@ -458,11 +513,11 @@ fn route_auto_multiplies_many_rows_by_the_pack_and_few_by_the_models_bytes() {
     let pack = || find(&known.model, PackChoice::Auto).unwrap();
     let npu_only = {
         let (engine, _) = engine(npu(DriverKind::Rknpu, 3, ResidencyOptions::default()), Route::Npu);
-        evaluate(&load(&engine, &known.model, pack()).unwrap(), 40)
+        evaluate(&load(engine, &known.model, pack()).unwrap(), 40)
     };
     let route = Route::Auto { min_rows: 8 };
     let (engine, backend) = engine(npu(DriverKind::Rknpu, 3, ResidencyOptions::default()), route);
-    let model = load(&engine, &known.model, pack()).unwrap();
+    let model = load(engine, &known.model, pack()).unwrap();
     assert!(evaluate(&model, 40) == npu_only, "prefill: the pack's scheme");
     assert!(backend.census().executed.matmuls > 0);
     backend.reset_census();
@@ -482,7 +537,7 @@ fn what_a_pack_lacks_is_converted_and_counted_or_refused() {
     known.write(&plain_w8a8);
     let (engine, backend) = engine(npu(DriverKind::Rknpu, 3, ResidencyOptions::default()), Route::Npu);
     let pack = find(&known.model, PackChoice::Auto).unwrap();
-    let model = load(&engine, &known.model, pack).unwrap();
+    let model = load(engine, &known.model, pack).unwrap();
     assert!(evaluate(&model, 40) == known.converted, "the same quantiser made the missing one");
     let packs = backend.census().packs;
     assert_eq!(packs.loaded["w8a8"], 14);
@@ -491,7 +546,7 @@ fn what_a_pack_lacks_is_converted_and_counted_or_refused() {
     drop(model);
     let required = find(&known.model, PackChoice::Require).unwrap();
     assert_eq!(required.as_ref().unwrap().absent(), Absent::Refuse);
-    match load(&engine, &known.model, required).unwrap_err() {
+    match load(engine, &known.model, required).unwrap_err() {
         EngineError::Placement {
             source: BackendError::Pack { name, source: PackMiss::Absent, .. }, ..
         } => {
@@ -503,14 +558,14 @@ fn what_a_pack_lacks_is_converted_and_counted_or_refused() {
     known.rows.insert(lost.to_owned(), (2 * rows.0, rows.1));
     known.write(&plain_w8a8);
     let pack = find(&known.model, PackChoice::Auto).unwrap();
-    match load(&engine, &known.model, pack).unwrap_err() {
+    match load(engine, &known.model, pack).unwrap_err() {
         EngineError::Placement {
             source: BackendError::Pack { source: PackMiss::Shape { .. }, .. }, ..
         } => {}
         other => panic!("{other:?}"),
     }
     // After refusals a model loads as ever.
-    assert!(evaluate(&load(&engine, &known.model, None).unwrap(), 40) == known.converted);
+    assert!(evaluate(&load(engine, &known.model, None).unwrap(), 40) == known.converted);
 }
 
 #[test]
@@ -528,7 +583,7 @@ fn a_basis_that_is_not_the_one_of_the_weights_is_refused() {
     fs::write(known.pack(), bytes).unwrap();
     let (engine, _) = engine(npu(DriverKind::Rknpu, 3, ResidencyOptions::default()), Route::Npu);
     let pack = find(&known.model, PackChoice::Auto).unwrap();
-    match load(&engine, &known.model, pack).unwrap_err() {
+    match load(engine, &known.model, pack).unwrap_err() {
         EngineError::Placement {
             source: BackendError::Pack { name, source: PackMiss::Damaged(error), .. },
             ..
