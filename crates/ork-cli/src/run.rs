@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use ork_config::Config;
-use ork_engine::{Event, Generation, GenerationStats, Model, Prompt, StopReason};
+use ork_engine::{EngineError, Event, Generation, GenerationStats, Model, Prompt, StopReason};
 
 use crate::failure::{Failure, print};
 use crate::flags::Settings;
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     if config.generate.max_tokens == 0 {
         return Err(Failure::usage("-n 0: there is nothing to generate; give a number of tokens from 1"));
     }
-    config.generate.sampling.check()?;
+    config.generate.sampling.check().map_err(EngineError::from)?;
     let text = prompt_text(&args.prompt)?;
     // Look at the file before the device is opened: a wrong path should not wait for anything.
     ork_engine::inspect(&args.model)?;

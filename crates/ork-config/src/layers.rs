@@ -9,6 +9,11 @@ use figment::{Figment, Metadata, Profile, Provider};
 
 use crate::{Config, ConfigError, OPTIONS, OptionDef, option};
 
+/// The variable that names the configuration file where the command line does not.
+pub const FILE_VARIABLE: &str = "ORK_CONFIG";
+/// Variables of ork that are no options: that one, and the one of the preloaded library.
+const NOT_OPTIONS: [&str; 2] = [FILE_VARIABLE, "ORK_SHIM"];
+
 /// A setting given on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
@@ -64,7 +69,7 @@ impl Provider for Layer {
 impl Layers {
     /// Reads the configuration file, the environment of this process and the overrides.
     ///
-    /// `file` must exist if given; otherwise `ork.toml` in the working directory and `ork/ork.toml` in the user's
+    /// `file` must exist if given, or what [`FILE_VARIABLE`] names; otherwise `ork.toml` in the working directory and `ork/ork.toml` in the user's
     /// configuration folder are read where they exist, the former over the latter.
     ///
     /// # Errors
@@ -73,8 +78,9 @@ impl Layers {
     pub fn read(file: Option<&Path>, overrides: &[Override]) -> Result<Self, ConfigError> {
         let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config"));
         let user = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).or(home);
-        let files = match file {
-            Some(file) => vec![file.to_owned()],
+        let named = std::env::var_os(FILE_VARIABLE).map(PathBuf::from);
+        let files = match file.map(Path::to_owned).or(named) {
+            Some(file) => vec![file],
             None => {
                 let all = [user.map(|folder| folder.join("ork/ork.toml")), Some(PathBuf::from("ork.toml"))];
                 all.into_iter().flatten().filter(|path| path.is_file()).collect()
@@ -106,6 +112,9 @@ impl Layers {
         for (name, value) in variables {
             let Some(rest) = name.to_str().and_then(|name| name.strip_prefix("ORK_")) else { continue };
             let name = format!("ORK_{rest}");
+            if NOT_OPTIONS.contains(&name.as_str()) {
+                continue;
+            }
             let Some(value) = value.to_str() else { return Err(ConfigError::NotText { name }) };
             if value.trim().is_empty() {
                 return Err(ConfigError::EmptyVariable { name });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use ork_device::DeviceOptions;
 use ork_driver::DriverOptions;
-use ork_engine::{ContextOptions, GenerateOptions, LoadOptions};
-use ork_ggml::{BackendOptions, PackChoice, Route};
+use ork_engine_options::{ContextOptions, GenerateOptions, LoadOptions};
+use ork_ggml::{BackendOptions, ForeignWeights, PackChoice, Route};
 use serde::{Deserialize, Serialize};
 
 /// All settings.
@@ -21,6 +21,45 @@ pub struct Config {
     pub context: ContextOptions,
     /// How text is generated.
     pub generate: GenerateOptions,
+    /// What the plug-in for llama.cpp's own programs prints.
+    pub plugin: Plugin,
+}
+
+/// What the plug-in for llama.cpp's own programs prints; it has no command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Plugin {
+    /// What is logged to standard error.
+    pub log: PluginLog,
+    /// What is printed to standard error when the program ends.
+    pub report: PluginReport,
+}
+
+/// The least serious events that the plug-in logs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[expect(missing_docs, reason = "the usual levels")]
+pub enum PluginLog {
+    Off,
+    Error,
+    #[default]
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// What the plug-in prints when the program ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PluginReport {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Weights held, products computed, products declined by reason.
+    Summary,
+    /// The same, and one line for each weight.
+    Table,
 }
 
 /// What the NPU takes from the CPU.
@@ -35,6 +74,8 @@ pub struct Offload {
     pub exclude: Vec<String>,
     /// Where the NPU's weights come from: a pack, or the model's own bytes.
     pub pack: PackChoice,
+    /// Matrices in plain memory of the CPU, which were not packed when the model was loaded.
+    pub foreign_weights: ForeignWeights,
 }
 
 impl Default for Offload {
@@ -44,6 +85,7 @@ impl Default for Offload {
             min_rows: Route::DEFAULT_MIN_ROWS,
             exclude: Vec::new(),
             pack: PackChoice::Auto,
+            foreign_weights: ForeignWeights::default(),
         }
     }
 }
@@ -70,7 +112,7 @@ impl Offload {
             RouteKind::Npu => Route::Npu,
             RouteKind::Cpu => Route::Cpu,
         };
-        BackendOptions { route, exclude: self.exclude.clone(), ..BackendOptions::default() }
+        BackendOptions { route, exclude: self.exclude.clone(), foreign_weights: self.foreign_weights }
     }
 }
 
@@ -125,6 +167,9 @@ pub const OPTIONS: &[OptionDef] = &[
     named("offload.min_rows", "min-rows", None, "N", "Rows from which route auto uses the NPU"),
     named("offload.pack", "pack", None, "auto|never|require|PATH", "Weights that were packed for the NPU: auto takes MODEL.orkpack beside MODEL.gguf if there is one"),
     keyed("offload.exclude", "[\"NAME\", ...]", "Weights that stay on the CPU; * stands for any run of characters"),
+    keyed("offload.foreign_weights", "decline|pack_per_call", "Matrices in plain CPU memory: leave them, or pack them for each product (slow; ggml's backend test needs it)"),
+    keyed("plugin.log", "off|error|warn|info|debug|trace", "What the plug-in for llama.cpp's own programs logs to standard error"),
+    keyed("plugin.report", "off|summary|table", "What the plug-in prints to standard error when the program ends"),
     keyed("load.mmap", "true|false", "Map the model file instead of reading it"),
     keyed("device.dev_root", "PATH", "Where device nodes are searched"),
     keyed("device.exclusive", "true|false", "Lock a real device against a second program"),

@@ -36,6 +36,8 @@ pub struct DeviceCounters {
     pub domain_switches: u64,
     /// Calls that a signal interrupted and that were repeated.
     pub interruptions: u64,
+    /// Jobs that were given to the kernel, whatever became of them: calls of a submit, each for one core.
+    pub jobs_given: u64,
     /// Jobs that ended by the time limit.
     pub timeouts: u64,
     /// Jobs that failed otherwise.
@@ -122,6 +124,7 @@ pub(crate) struct Counting {
     pub(crate) buffers_imported: AtomicU64,
     pub(crate) sram_bytes: AtomicU64,
     pub(crate) resets: AtomicU64,
+    pub(crate) jobs_given: AtomicU64,
     pub(crate) timeouts: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) failed_frees: AtomicU64,
@@ -158,6 +161,7 @@ impl Counting {
             // These two are counted elsewhere.
             domain_switches: 0,
             interruptions: 0,
+            jobs_given: get(&self.jobs_given),
             timeouts: get(&self.timeouts),
             failures: get(&self.failures),
             failed_frees: get(&self.failed_frees),

@@ -118,7 +118,12 @@ impl Device {
         Self::open_with(options, &RealNodes)
     }
 
-    pub(crate) fn open_with(options: &DeviceOptions, opener: &dyn OpenNode) -> Result<Self, OpenError> {
+    /// As [`open`](Self::open), with nodes that something else opens: how an emulated board gets behind a node and is
+    /// then treated as a real device, its lock included.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn open_with(options: &DeviceOptions, opener: &dyn OpenNode) -> Result<Self, OpenError> {
         check(options)?;
         if options.kind == DeviceKind::Sim {
             return Self::emulated(options, "as configured");

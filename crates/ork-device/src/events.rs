@@ -144,6 +144,12 @@ impl EventCounts {
         EventKind::ALL.into_iter().filter(|kind| kind.is_recovery()).map(|kind| self.of(kind)).sum()
     }
 
+    /// Of both together.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self(std::array::from_fn(|index| self.0[index] + other.0[index]))
+    }
+
     /// What came since an earlier state of the same counts.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
@@ -215,6 +221,7 @@ mod tests {
         );
         assert_eq!(counts.to_string(), "late output: 900, reset: 100");
         assert_eq!(counts.since(&counts).to_string(), "no events");
+        assert_eq!(counts.plus(&counts).of(EventKind::Reset), 200);
     }
 
     #[test]

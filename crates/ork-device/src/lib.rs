@@ -50,7 +50,7 @@ pub use heap::HeapBuffer;
 pub use kernel::{DriverKind, Feature, Features, KernelError, Unsupported};
 pub use occupancy::{Occupancy, OccupancyError, Record};
 pub use options::{DeviceKind, DeviceOptions, SramUse, SubmitMode};
-pub use ork_drm::Files;
+pub use ork_drm::{Errno, Files, OpenNode, Transport};
 pub use ork_emu::{
     Board, Coherency, EmuOptions, Fault, FaultPlan, Finding, FindingKind, Live, TimePolicy, When,
 };

@@ -10,8 +10,8 @@
 
 use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,9 @@ use crate::kernel::DriverKind;
 
 /// How often a waiting program looks whether the lock is free.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Bytes of a record in the file; four numbers of 20 digits and their names are shorter.
+const RECORD_BYTES: usize = 128;
 
 /// What a user of the NPU says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,8 +41,18 @@ pub struct Record {
     pub bytes: u64,
 }
 
+impl Record {
+    /// Of somebody whose notes make no sense: not a clean end either.
+    pub const UNREADABLE: Self = Self { pid: 0, domains: 0, objects: 0, bytes: 0 };
+}
+
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::UNREADABLE {
+            return f.write_str(
+                "a process ended without closing the NPU, and what it held cannot be read from the lock file",
+            );
+        }
         write!(
             f,
             "process {} ended without closing the NPU; it held {} buffers ({} MiB) in {} address spaces",
@@ -111,6 +124,8 @@ impl Occupancy {
             }
         }
         let left_behind = read(&mut file);
+        // What an ork with longer records wrote must not stand behind ours. Nothing is held yet.
+        file.set_len(0).map_err(io)?;
         let occupancy = Self { file: Mutex::new(file), left_behind };
         occupancy.note(&Record { pid: std::process::id(), ..Record::default() }).map_err(io)?;
         Ok(occupancy)
@@ -127,26 +142,22 @@ impl Occupancy {
     /// # Errors
     /// What the file system says.
     pub fn note(&self, record: &Record) -> std::io::Result<()> {
-        let text = toml::to_string(record).map_err(std::io::Error::other)?;
-        self.write(&text)
-    }
-
-    fn write(&self, text: &str) -> std::io::Result<()> {
-        let mut file = self.file.lock();
-        file.seek(SeekFrom::Start(0))?;
-        file.write_all(text.as_bytes())?;
-        file.set_len(text.len() as u64)
+        let mut text = toml::to_string(record).map_err(std::io::Error::other)?;
+        // Records of one length, each written by one call: a kill meets the old one or the new one.
+        debug_assert!(text.len() <= RECORD_BYTES, "{text}");
+        text.extend(std::iter::repeat_n('\n', RECORD_BYTES.saturating_sub(text.len())));
+        self.file.lock().write_all_at(text.as_bytes(), 0)
     }
 }
 
 impl Drop for Occupancy {
     fn drop(&mut self) {
         // Nobody is left to be told; the next user takes what is written for the trace of a kill.
-        let _ = self.write("");
+        let _ = self.file.lock().set_len(0);
     }
 }
 
-/// What the file says; nothing for an empty file, and for one that cannot be understood.
+/// What the file says; nothing for an empty file, which is a clean end.
 fn read(file: &mut File) -> Option<Record> {
     let mut text = String::new();
     file.seek(SeekFrom::Start(0)).ok()?;
@@ -154,7 +165,7 @@ fn read(file: &mut File) -> Option<Record> {
     if text.is_empty() {
         return None;
     }
-    toml::from_str(&text).ok()
+    Some(toml::from_str(&text).unwrap_or(Record::UNREADABLE))
 }
 
 #[cfg(test)]
@@ -207,6 +218,25 @@ mod tests {
         std::mem::forget(killed);
         drop(next);
         assert_eq!(take(folder.path(), 0).unwrap().left_behind(), None, "a clean end");
+    }
+
+    #[test]
+    fn notes_that_make_no_sense_are_no_clean_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ork-rknpu.lock");
+        for garbage in ["pid = 1\npid = 2", "\0\0\0", "?".repeat(500).as_str()] {
+            std::fs::write(&path, garbage).unwrap();
+            let next = take(folder.path(), 0).unwrap();
+            assert_eq!(next.left_behind(), Some(Record::UNREADABLE), "{garbage:?}");
+            assert!(next.left_behind().unwrap().to_string().contains("cannot be read"));
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), RECORD_BYTES as u64, "nothing of it stays");
+            drop(next);
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+        }
+        // The largest record fits.
+        let most = Record { pid: u32::MAX, domains: u32::MAX, objects: u64::MAX, bytes: u64::MAX };
+        let text = toml::to_string(&most);
+        assert!(text.is_err() || text.unwrap().len() <= RECORD_BYTES);
     }
 
     #[test]

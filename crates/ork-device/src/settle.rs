@@ -45,6 +45,8 @@ impl Flight<'_> {
                     Ok(Ended::TimedOut { .. }) => Trouble::TimedOut,
                     Ok(Ended::Done { .. }) => Trouble::Incomplete,
                     Err(error) if is_transient(error) => Trouble::Refused,
+                    // A program of which a line is stale: silicon would do something, the simulator does not guess.
+                    Ok(Ended::Unmodelled) if self.device.injects_stale_lines() => Trouble::Refused,
                     Ok(Ended::Unmodelled) | Err(_) => return Err(self.error(index, attempt)),
                 },
                 Attempt::Incomplete => self.trouble(index, Trouble::Incomplete),
@@ -85,6 +87,10 @@ impl Flight<'_> {
                     self.give_up(index);
                 }
                 return Err(self.error(index, attempt));
+            }
+            if matches!(attempt, Attempt::Failed(Ok(Ended::Unmodelled))) {
+                // They speak of a program that is written again, not of the result to come.
+                self.lanes[index].findings.clear();
             }
             fresh = step != Step::Reread;
             attempt = self.climb(index, step, trouble)?;

@@ -140,6 +140,7 @@ impl Device {
 
     pub(crate) fn run_taken(&self, taken: &Taken<'_>, submission: &Submission, core: u8) -> Said {
         let job = self.job(taken, submission, core);
+        add(&self.shared.counters.jobs_given, 1);
         // SAFETY: the array has a kernel mapping, holds the tasks and stays locked; the NPU's writes go to buffers of
         // this device, behind the CPU's caches (see `DmaBuffer`).
         unsafe { self.shared.kernel.run(&job) }
@@ -157,6 +158,7 @@ impl Device {
         let own = self.job(taken, submission, core);
         let tasks = &own.tasks[..tasks.min(own.tasks.len())];
         let job = Job { patience, output, tasks, ..own };
+        add(&self.shared.counters.jobs_given, 1);
         // SAFETY: as for `run_taken`; who starts a job keeps `taken` until it has ended.
         let fence = unsafe { self.shared.kernel.start(&job, fenced) }?;
         Ok(fence.map(|Fence(fd)| OpenFence { fd, files: Arc::clone(&self.shared.files) }))
@@ -257,10 +259,15 @@ impl Device {
 }
 
 impl Device {
+    /// Whether the emulated board leaves cache lines stale on purpose.
+    pub(crate) fn injects_stale_lines(&self) -> bool {
+        self.board().is_some_and(|board| board.options().faults.stale_line != When::Never)
+    }
+
     /// What speaks against the values of a job that completed. That a fault was injected does not, nor what follows from
     /// one: on silicon nobody would say so, and whether it did harm must show in what the job did.
     pub(crate) fn objections(&self, findings: Vec<Finding>) -> Vec<Finding> {
-        let stale_lines = self.board().is_some_and(|board| board.options().faults.stale_line != When::Never);
+        let stale_lines = self.injects_stale_lines();
         let harmless = |kind: &FindingKind| match kind {
             FindingKind::Injected { .. } | FindingKind::Reaped | FindingKind::HiddenTimeout { .. } => true,
             FindingKind::NotFlushed { .. } => stale_lines,

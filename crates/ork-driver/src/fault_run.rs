@@ -3,28 +3,54 @@
 //!
 //! What it shows: no result is wrong, no wait outlasts its bound, and what went wrong stands in the counters. The run is
 //! decided by its seed, but for the order in which the cores take their jobs.
+//!
+//! Most products are of int8 codes and are checked on the CPU, so that stale operands show ([`VerifyMode::Product`]). One
+//! in sixteen has int8 results, whose seed results can have, on a second board: half of those products have the value of
+//! the seed in every result, which only a second seed tells from a job that never ran. Nothing checks such results, so
+//! that board has no stale lines.
+//!
+//! Now and then both devices are closed and others opened. In turn one of their cores never completes anything.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
 use ork_device::{
-    Board, Device, DeviceOptions, DriverKind, EmuOptions, EventCounts, EventKind, Fault, FaultPlan,
-    OpenError, RecoveryMode, SubmitMode, When,
+    Board, Device, DeviceOptions, DriverKind, EmuOptions, FaultPlan, Live, OpenError, RecoveryMode,
+    SubmitMode, When,
 };
+use ork_layout::Format;
 
 use crate::check::VerifyMode;
 use crate::driver::{Driver, DriverOptions};
 use crate::execution::CompletionMode;
-use crate::{DriverError, Weight};
+use crate::fault_tally::FaultTally;
+use crate::{DriverError, Requantise, Weight, Work};
+
+/// How long a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// So many products.
+    Products(u64),
+    /// Until so many jobs were given to the kernel ([`FaultTally::submits`]).
+    Submits(u64),
+}
+
+/// Which cores never complete anything, besides what the plan says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeadCores {
+    /// None.
+    #[default]
+    AsPlanned,
+    /// On every second pair of devices one, each in turn. For drivers that let a caller choose another core.
+    InTurn,
+}
 
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct FaultRun {
     /// Decides shapes, data and faults.
     pub seed: u64,
-    /// Products.
-    pub products: u64,
+    /// How much.
+    pub length: Length,
     /// Driver of the emulated board.
     pub kernel: DriverKind,
     /// Its version, for `rknpu`.
@@ -35,18 +61,24 @@ pub struct FaultRun {
     pub cores: u8,
     /// What goes wrong. Its seed is replaced by the run's.
     pub faults: FaultPlan,
+    /// Cores that are dead besides.
+    pub dead_cores: DeadCores,
+    /// Products of a pair of devices before it is closed and another one opened.
+    pub reopen_after: u64,
 }
 
 impl Default for FaultRun {
     fn default() -> Self {
         Self {
             seed: 0,
-            products: 1_000_000,
+            length: Length::Submits(1_000_000),
             kernel: DriverKind::Rknpu,
             driver_version: [0, 9, 8],
             submit: SubmitMode::Auto,
             cores: 3,
             faults: Self::every_fault(100),
+            dead_cores: DeadCores::AsPlanned,
+            reopen_after: 5000,
         }
     }
 }
@@ -74,73 +106,6 @@ impl FaultRun {
     }
 }
 
-/// What came of it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FaultTally {
-    /// Products that were tried.
-    pub products: u64,
-    /// Results that differ from the plain loops without an error. Must be 0.
-    pub wrong: u64,
-    /// Products that took longer than they may. Must be 0.
-    pub late: u64,
-    /// Products that ended in an error, by its text without numbers.
-    pub errors: BTreeMap<String, u64>,
-    /// Weights that were loaded again, because their products stayed wrong.
-    pub reloads: u64,
-    /// The longest product, by the device's clock.
-    pub longest: Duration,
-    /// What it may take.
-    pub bound: Duration,
-    /// Faults that happened, by kind.
-    pub injected: BTreeMap<Fault, u64>,
-    /// What was noticed and done.
-    pub events: EventCounts,
-    /// Calls that were repeated after a signal.
-    pub interruptions: u64,
-}
-
-impl FaultTally {
-    /// Whether nothing was wrong, late or given up.
-    #[must_use]
-    pub fn is_clean(&self) -> bool {
-        self.wrong == 0 && self.late == 0 && self.errors.is_empty()
-    }
-
-    /// Faults of these kinds.
-    #[must_use]
-    pub fn injected(&self, kinds: &[Fault]) -> u64 {
-        kinds.iter().filter_map(|kind| self.injected.get(kind)).sum()
-    }
-}
-
-impl fmt::Display for FaultTally {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} products: {} wrong, {} later than they may", self.products, self.wrong, self.late)?;
-        writeln!(
-            f,
-            "longest {} ms of {} ms, modelled and waited",
-            self.longest.as_millis(),
-            self.bound.as_millis()
-        )?;
-        f.write_str("injected: ")?;
-        let mut separator = "";
-        for (fault, count) in &self.injected {
-            write!(f, "{separator}{fault}: {count}")?;
-            separator = ", ";
-        }
-        writeln!(f)?;
-        writeln!(
-            f,
-            "noticed: {}; {} calls repeated; {} weights loaded again",
-            self.events, self.interruptions, self.reloads
-        )?;
-        for (error, count) in &self.errors {
-            writeln!(f, "error: {error}: {count}")?;
-        }
-        Ok(())
-    }
-}
-
 /// Why a run could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -155,13 +120,21 @@ pub enum FaultRunError {
 
 /// Shapes: rows, channels, columns. One cache line of results, one and several kernel groups, several K blocks, sizes
 /// that are padded.
-const SHAPES: [(usize, usize, usize); 6] =
+pub(crate) const SHAPES: [(usize, usize, usize); 6] =
     [(1, 32, 16), (1, 64, 64), (2, 96, 33), (4, 64, 40), (3, 160, 64), (1, 33, 129)];
+/// Of the products with int8 results.
+pub(crate) const NARROW: (usize, usize, usize) = (2, 512, 96);
+/// One product in so many has int8 results.
+const NARROW_EVERY: u64 = 16;
+/// Every result is -127: the value with which outputs of int8 results are seeded, 0x81.
+const ALL_SEED: Requantise = Requantise { multiplier: 0, shift: 0, offset: -127 };
+/// Spreads sums of full-range codes over int8.
+const SPREAD: Requantise = Requantise { multiplier: 3, shift: 12, offset: -7 };
 /// How often findings are collected, in products: fewer than the board keeps.
 const COLLECT_EVERY: u64 = 64;
 
 /// A stream of numbers: SplitMix64.
-struct Numbers(u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
     fn next(&mut self) -> u64 {
@@ -177,28 +150,163 @@ impl Numbers {
 }
 
 /// A weight, and what it was made of.
-struct Operand {
+pub(crate) struct Operand {
     shape: (usize, usize, usize),
+    format: Format,
     codes: Vec<i8>,
     weight: Weight,
 }
 
-fn load(driver: &Driver, shape: (usize, usize, usize), codes: &[i8]) -> Result<Weight, DriverError> {
-    let (_, k, n) = shape;
-    driver.load_codes("fault run", k, n, &|row, out| out.copy_from_slice(&codes[row * k..][..k]))
+impl Operand {
+    pub(crate) fn load(
+        driver: &Driver,
+        shape: (usize, usize, usize),
+        format: Format,
+        numbers: &mut Numbers,
+    ) -> Result<Self, DriverError> {
+        let codes = numbers.codes(shape.1 * shape.2);
+        Ok(Self { shape, format, weight: load(driver, shape, format, &codes)?, codes })
+    }
+
+    /// Computes a product and compares it with plain loops: whether it is right, or the error.
+    pub(crate) fn is_right(
+        &self,
+        driver: &Driver,
+        a: &[i8],
+        by: Option<Requantise>,
+    ) -> Result<bool, DriverError> {
+        let (m, _, n) = self.shape;
+        let sums = self.sums(a);
+        let Some(by) = by else {
+            let mut out = vec![i32::MIN; m * n];
+            driver.matmul_codes(&self.weight, m, a, &mut out)?;
+            return Ok(out == sums);
+        };
+        let mut out = vec![0; m * n];
+        driver.work(&self.weight, m, &mut Work::Int8ToInt8 { a, by, out: &mut out })?;
+        Ok(out.iter().zip(sums).all(|(got, sum)| *got == by.apply(sum.into())))
+    }
+
+    pub(crate) fn features(&self, numbers: &mut Numbers) -> Vec<i8> {
+        numbers.codes(self.shape.0 * self.shape.1)
+    }
+
+    /// By plain loops.
+    fn sums(&self, a: &[i8]) -> Vec<i32> {
+        let (m, k, n) = self.shape;
+        let mut c = vec![0; m * n];
+        for row in 0..m {
+            for column in 0..n {
+                let pairs = a[row * k..][..k].iter().zip(&self.codes[column * k..][..k]);
+                c[row * n + column] = pairs.map(|(x, y)| i32::from(*x) * i32::from(*y)).sum();
+            }
+        }
+        c
+    }
 }
 
-/// Sums by plain loops.
-fn reference(a: &[i8], operand: &Operand) -> Vec<i32> {
-    let (m, k, n) = operand.shape;
-    let mut c = vec![0; m * n];
-    for row in 0..m {
-        for column in 0..n {
-            let pairs = a[row * k..][..k].iter().zip(&operand.codes[column * k..][..k]);
-            c[row * n + column] = pairs.map(|(x, y)| i32::from(*x) * i32::from(*y)).sum();
+fn load(
+    driver: &Driver,
+    (_, k, n): (usize, usize, usize),
+    format: Format,
+    codes: &[i8],
+) -> Result<Weight, DriverError> {
+    driver.load_elements("fault run", format, k, n, &|row, out| out.copy_from_slice(&codes[row * k..][..k]))
+}
+
+impl FaultRun {
+    /// A driver on a board with these faults.
+    pub(crate) fn open(&self, faults: FaultPlan) -> Result<(Board, Driver), FaultRunError> {
+        let emulated = EmuOptions {
+            driver_version: self.driver_version,
+            // As the source of 0.9.8 does (`uapi.md` A.11 row 12).
+            reap_compares_microseconds: self.driver_version >= [0, 9, 8],
+            faults,
+            ..EmuOptions::default()
+        };
+        let options = DeviceOptions {
+            emulated_driver: self.kernel,
+            cores: self.cores,
+            submit: self.submit,
+            recovery: RecoveryMode::Allow,
+            // By the board's clock; a hang costs no time of the host.
+            timeout_ms: 50,
+            ..DeviceOptions::default()
+        };
+        let board = Board::new(&emulated);
+        let device = Device::on_board(&board, &options)?;
+        let options = DriverOptions {
+            completion: CompletionMode::Seed,
+            verify: VerifyMode::Product,
+            ..DriverOptions::default()
+        };
+        Ok((board, Driver::new(device, options)?))
+    }
+
+    fn dead_core(&self, pair: u64) -> Option<u8> {
+        match self.dead_cores {
+            DeadCores::InTurn if pair % 2 == 1 => Some((pair / 2 % u64::from(self.cores.max(1))) as u8),
+            DeadCores::InTurn | DeadCores::AsPlanned => self.faults.dead_core,
         }
     }
-    c
+}
+
+/// Two devices and their weights.
+struct PairOfDevices {
+    wide: (Board, Driver),
+    narrow: (Board, Driver),
+    operands: Vec<Operand>,
+    narrow_operand: Operand,
+}
+
+impl PairOfDevices {
+    fn open(run: &FaultRun, pair: u64, numbers: &mut Numbers) -> Result<Self, FaultRunError> {
+        let seed = run.seed ^ pair.wrapping_mul(0x2545_F491_4F6C_DD1D);
+        let faults = FaultPlan { seed, dead_core: run.dead_core(pair), ..run.faults.clone() };
+        let wide = run.open(faults.clone())?;
+        let narrow = run.open(FaultPlan { seed: !seed, stale_line: When::Never, ..faults })?;
+        let operands = SHAPES
+            .iter()
+            .map(|shape| Operand::load(&wide.1, *shape, Format::INT8_INT32, numbers))
+            .collect::<Result<_, _>>()?;
+        let narrow_operand = Operand::load(&narrow.1, NARROW, Format::INT8_INT8, numbers)?;
+        Ok(Self { wide, narrow, operands, narrow_operand })
+    }
+
+    /// What both count, added to what earlier ones counted.
+    fn add_to(&self, before: &FaultTally, tally: &mut FaultTally) {
+        (tally.injected, tally.events) = (before.injected.clone(), before.events);
+        (tally.submits, tally.interruptions) = (before.submits, before.interruptions);
+        for (_, driver) in [&self.wide, &self.narrow] {
+            let device = driver.device();
+            for (fault, count) in device.injected_faults() {
+                *tally.injected.entry(fault).or_insert(0) += count;
+            }
+            tally.events = tally.events.plus(&device.event_counts());
+            tally.interruptions += device.counters().interruptions;
+            tally.submits += device.counters().jobs_given;
+        }
+    }
+
+    /// Closes both; how many boards still hold something.
+    fn close(self) -> u64 {
+        let Self { wide, narrow, operands, narrow_operand } = self;
+        drop((operands, narrow_operand));
+        [wide, narrow].into_iter().map(|(board, driver)| u64::from(!ends_empty(&board, driver))).sum()
+    }
+}
+
+/// Closes a driver; whether its board holds nothing then.
+pub(crate) fn ends_empty(board: &Board, driver: Driver) -> bool {
+    drop(driver);
+    // The board's own threads let go of the last job a moment after it was waited for, and of late lines later.
+    (0..5000).any(|_| {
+        let empty = board.live() == Live::default();
+        if !empty {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        empty
+    })
 }
 
 /// Runs it. `watch` sees the tally now and then, and ends the run early by returning `false`.
@@ -209,67 +317,63 @@ pub fn fault_run(
     run: &FaultRun,
     watch: &mut dyn FnMut(&FaultTally) -> bool,
 ) -> Result<FaultTally, FaultRunError> {
-    let faults = FaultPlan { seed: run.seed, ..run.faults.clone() };
-    let emulated = EmuOptions {
-        driver_version: run.driver_version,
-        // As the source of 0.9.8 does (`uapi.md` A.11 row 12).
-        reap_compares_microseconds: run.driver_version >= [0, 9, 8],
-        faults,
-        ..EmuOptions::default()
-    };
-    let options = DeviceOptions {
-        emulated_driver: run.kernel,
-        cores: run.cores,
-        submit: run.submit,
-        recovery: RecoveryMode::Allow,
-        // By the board's clock; a hang costs no time of the host.
-        timeout_ms: 50,
-        ..DeviceOptions::default()
-    };
-    let device = Device::on_board(&Board::new(&emulated), &options)?;
-    let driver_options = DriverOptions {
-        completion: CompletionMode::Seed,
-        verify: VerifyMode::Product,
-        ..DriverOptions::default()
-    };
-    let driver = Driver::new(device, driver_options)?;
     let mut numbers = Numbers(run.seed);
-    let mut operands = Vec::new();
-    for shape in SHAPES {
-        let codes = numbers.codes(shape.1 * shape.2);
-        let weight = load(&driver, shape, &codes)?;
-        operands.push(Operand { shape, codes, weight });
-    }
-    // A product may be computed three times, and its weight loaded again.
-    let mut tally = FaultTally { bound: driver.device().longest_round() * 4, ..FaultTally::default() };
-    for product in 0..run.products {
-        let operand = &mut operands[(numbers.next() >> 32) as usize % SHAPES.len()];
-        one(&driver, operand, &mut numbers, &mut tally);
-        if product % COLLECT_EVERY == COLLECT_EVERY - 1 || product + 1 == run.products {
-            tally.injected = driver.device().injected_faults();
-            tally.events = driver.device().event_counts();
-            tally.interruptions = driver.device().counters().interruptions;
-            if !watch(&tally) {
-                break;
+    let mut tally = FaultTally::default();
+    let is_done = |tally: &FaultTally| match run.length {
+        Length::Products(products) => tally.products >= products,
+        Length::Submits(submits) => tally.submits >= submits,
+    };
+    let mut on = true;
+    for pair in 0.. {
+        if !on || is_done(&tally) {
+            break;
+        }
+        let before = tally.clone();
+        let mut devices = PairOfDevices::open(run, pair, &mut numbers)?;
+        tally.devices += 2;
+        // A product may be computed three times, and its weight loaded again.
+        tally.bound = devices.wide.1.device().longest_round() * 4;
+        for product in 1..=run.reopen_after {
+            if tally.products % NARROW_EVERY == NARROW_EVERY - 1 {
+                let by = if numbers.next() & 1 == 0 { ALL_SEED } else { SPREAD };
+                tally.collisions += u64::from(by == ALL_SEED);
+                one(&devices.narrow.1, &mut devices.narrow_operand, Some(by), &mut numbers, &mut tally);
+            } else {
+                let operand = &mut devices.operands[(numbers.next() >> 32) as usize % SHAPES.len()];
+                one(&devices.wide.1, operand, None, &mut numbers, &mut tally);
+            }
+            let ends = matches!(run.length, Length::Products(_)) && is_done(&tally);
+            if product % COLLECT_EVERY == 0 || product == run.reopen_after || ends {
+                devices.add_to(&before, &mut tally);
+                on = watch(&tally);
+                if !on || is_done(&tally) {
+                    break;
+                }
             }
         }
+        devices.add_to(&before, &mut tally);
+        tally.leaks += devices.close();
     }
     Ok(tally)
 }
 
-fn one(driver: &Driver, operand: &mut Operand, numbers: &mut Numbers, tally: &mut FaultTally) {
-    let (m, k, n) = operand.shape;
-    let a = numbers.codes(m * k);
+fn one(
+    driver: &Driver,
+    operand: &mut Operand,
+    by: Option<Requantise>,
+    numbers: &mut Numbers,
+    tally: &mut FaultTally,
+) {
+    let a = operand.features(numbers);
     let clock = driver.device().clock();
     let before = clock.now();
-    let mut out = vec![i32::MIN; m * n];
-    let mut result = driver.matmul_codes(&operand.weight, m, &a, &mut out);
+    let mut result = operand.is_right(driver, &a, by);
     if matches!(result, Err(DriverError::WrongProduct { .. })) {
         // What is in device memory is not what was given to it.
         tally.reloads += 1;
-        result = load(driver, operand.shape, &operand.codes).and_then(|weight| {
+        result = load(driver, operand.shape, operand.format, &operand.codes).and_then(|weight| {
             operand.weight = weight;
-            driver.matmul_codes(&operand.weight, m, &a, &mut out)
+            operand.is_right(driver, &a, by)
         });
     }
     let took = clock.now().saturating_sub(before);
@@ -277,19 +381,13 @@ fn one(driver: &Driver, operand: &mut Operand, numbers: &mut Numbers, tally: &mu
     tally.longest = tally.longest.max(took);
     tally.late += u64::from(took > tally.bound);
     match result {
-        Ok(()) => tally.wrong += u64::from(out != reference(&a, operand)),
+        Ok(right) => tally.wrong += u64::from(!right),
         Err(error) => {
-            let text = error.to_string().replace(|c: char| c.is_ascii_digit(), "#");
+            let causes =
+                std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+            let text: Vec<String> = causes.map(ToString::to_string).collect();
+            let text = text.join(": ").replace(|c: char| c.is_ascii_digit(), "#");
             *tally.errors.entry(text).or_insert(0) += 1;
         }
     }
-}
-
-/// What must be in the counters for what happened, where jobs are waited for by calls: each job that a fault ended shows
-/// as a time-out, each signal as a repeated call.
-#[must_use]
-pub fn is_accounted_for(tally: &FaultTally) -> bool {
-    let ended = tally.injected(&[Fault::Dropped, Fault::Hang, Fault::LostInterrupt]);
-    let noticed = tally.events.of(EventKind::TimedOut);
-    noticed == ended && tally.interruptions == tally.injected(&[Fault::Interrupted])
 }

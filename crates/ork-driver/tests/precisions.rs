@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Random products of every precision through the whole path, on one core and on three.
+//! Random products of every precision, and those on the edges of the laws, in every way to compute them.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 
 use ork_plan::Product;
-use ork_testkit::{Budget, cases};
+use support::edges::{self, Tier};
 use support::precisions;
 
 fn random_products(product: Product) {
-    let mut cases = cases::draw_at(0, &Budget::CI_ONE_PRECISION, &precisions::boundaries(product));
-    assert_eq!(cases.len(), 200);
-    cases.extend(precisions::heads());
-    precisions::sweep(product, &cases);
+    precisions::sweep(product, &edges::draw(product, Tier::EveryRun));
 }
 
 macro_rules! sweeps {

@@ -5,11 +5,11 @@
 mod support;
 
 use ork_plan::Product;
-use ork_testkit::{Budget, cases};
+use support::edges::{self, Tier};
 use support::precisions;
 
 fn random_products(product: Product) {
-    let cases = cases::draw_at(1, &Budget::SLOW_ONE_PRECISION, &precisions::boundaries(product));
+    let cases = edges::draw(product, Tier::Slow);
     assert_eq!(cases.len(), 20_000);
     precisions::sweep(product, &cases);
 }

@@ -129,22 +129,17 @@ impl VirtualRocket {
     }
 
     /// SUBMIT: errors of single jobs are thrown away.
-    ///
-    /// # Safety
-    /// The arrays must be readable.
-    unsafe fn submit(&self, argument: &mut RocketSubmit) -> Result<(), Errno> {
+    fn submit(&self, argument: &mut RocketSubmit) -> Result<(), Errno> {
         if argument.job_count == 0 {
             return Ok(());
         }
         if (argument.job_struct_size as usize) < size_of::<RawJob>() || argument.reserved != 0 {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: the caller's promise.
         let jobs: Vec<RawJob> =
-            unsafe { user_memory::copy_array(argument.jobs, argument.job_count, argument.job_struct_size) }?;
+            user_memory::copy_array(argument.jobs, argument.job_count, argument.job_struct_size)?;
         for (index, job) in (0..).zip(&jobs) {
-            // SAFETY: the caller's promise.
-            match unsafe { self.submit_one(job) } {
+            match self.submit_one(job) {
                 Ok(()) => {}
                 Err(why) => self.file.board.report(None, 0, FindingKind::Vanished { index, why }),
             }
@@ -152,29 +147,20 @@ impl VirtualRocket {
         Ok(())
     }
 
-    /// # Safety
-    /// The arrays must be readable.
-    unsafe fn submit_one(&self, raw: &RawJob) -> Result<(), Vanishing> {
+    fn submit_one(&self, raw: &RawJob) -> Result<(), Vanishing> {
         if raw.task_count == 0 {
             return Err(Vanishing::NoTasks);
         }
         if (raw.task_struct_size as usize) < size_of::<RocketTask>() {
             return Err(Vanishing::Stride);
         }
-        // SAFETY: the caller's promise.
-        let tasks: Vec<RocketTask> =
-            unsafe { user_memory::copy_array(raw.tasks, raw.task_count, raw.task_struct_size) }
-                .map_err(|_| Vanishing::BadPointer)?;
+        let tasks: Vec<RocketTask> = user_memory::copy_array(raw.tasks, raw.task_count, raw.task_struct_size)
+            .map_err(|_| Vanishing::BadPointer)?;
         if tasks.iter().any(|task| task.regcmd_count == 0) {
             return Err(Vanishing::EmptyTask);
         }
-        // SAFETY: the caller's promise.
-        let (reads, writes) = unsafe {
-            (
-                self.listed(raw.in_bo_handles, raw.in_bo_handle_count)?,
-                self.listed(raw.out_bo_handles, raw.out_bo_handle_count)?,
-            )
-        };
+        let reads = self.listed(raw.in_bo_handles, raw.in_bo_handle_count)?;
+        let writes = self.listed(raw.out_bo_handles, raw.out_bo_handle_count)?;
         let board = &self.file.board;
         let number = board.next_job();
         let both = writes.iter().find(|(_, write)| reads.iter().any(|(_, read)| Arc::ptr_eq(read, write)));
@@ -215,12 +201,9 @@ impl VirtualRocket {
         Ok(())
     }
 
-    /// # Safety
-    /// The array must be readable.
-    unsafe fn listed(&self, address: u64, count: u32) -> Result<Vec<(u32, Arc<Object>)>, Vanishing> {
-        // SAFETY: the caller's promise.
+    fn listed(&self, address: u64, count: u32) -> Result<Vec<(u32, Arc<Object>)>, Vanishing> {
         let handles: Vec<u32> =
-            unsafe { user_memory::copy_array(address, count, 4) }.map_err(|_| Vanishing::BadPointer)?;
+            user_memory::copy_array(address, count, 4).map_err(|_| Vanishing::BadPointer)?;
         let object = |handle| Some((handle, self.file.object(handle)?));
         handles.into_iter().map(|handle| object(handle).ok_or(Vanishing::UnknownHandle)).collect()
     }
@@ -245,12 +228,11 @@ impl Transport for VirtualRocket {
         }
         match number {
             number::CREATE_BO => call.with(uapi::CREATE_BO, |argument| self.create(argument)),
-            // SAFETY: the caller vouches for the addresses inside the struct.
-            number::SUBMIT => call.with(uapi::SUBMIT, |argument| unsafe { self.submit(argument) }),
+            number::SUBMIT => call.with(uapi::SUBMIT, |argument| self.submit(argument)),
             number::PREP_BO => call.with(uapi::PREP_BO, |argument| self.prep(argument)),
             number::FINI_BO => call.with(uapi::FINI_BO, |argument| self.fini(argument)),
             // The driver imports nothing but its own exports.
-            // SAFETY: as above.
+            // SAFETY: the caller vouches for the addresses inside the struct.
             _ => unsafe { self.file.core_call(call, &IDENTITY, |_| Err(Errno::EINVAL)) },
         }
     }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Wall time of prefill and decode, on tokens that mean nothing.
 
-use crate::context::{Context, ContextOptions};
+use crate::context::Context;
 use crate::error::EngineError;
 use crate::generation::rate;
 use crate::llama::Outputs;
 use crate::model::Model;
+use ork_engine_options::ContextOptions;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 

@@ -1,43 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A context of a model: where tokens are evaluated, shared by generation, evaluation and benchmarks.
 
-use crate::cache_type::{CacheNote, CacheType};
 use crate::error::EngineError;
 use crate::llama::{ContextSizes, Outputs, RawContext};
 use crate::log;
 use crate::model::Model;
-use serde::{Deserialize, Serialize};
-
-/// Options of a context.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ContextOptions {
-    /// Tokens the context holds; unset: what the model was trained with, at most
-    /// [`ContextOptions::DEFAULT_CONTEXT_MAX`].
-    pub context_tokens: Option<u32>,
-    /// Tokens evaluated at once (the micro-batch), so the largest m a matmul sees; unset:
-    /// [`ContextOptions::DEFAULT_BATCH`].
-    pub batch_tokens: Option<u32>,
-    /// Threads for the CPU's share; unset: all the process may use. Threads wait for each other many times per
-    /// token, so one slow or busy core slows all: on a chip with big and little cores, name the number of big ones.
-    pub threads: Option<u32>,
-    /// Type of the keys in the cache.
-    pub cache_type_k: CacheType,
-    /// Type of the values in the cache.
-    pub cache_type_v: CacheType,
-}
-
-impl ContextOptions {
-    /// Bound of the default context, which would otherwise take gigabytes for some models.
-    pub const DEFAULT_CONTEXT_MAX: u32 = 4096;
-    /// Default micro-batch.
-    pub const DEFAULT_BATCH: u32 = 512;
-
-    /// What a user should know of these cache types.
-    pub fn cache_notes(&self) -> Vec<CacheNote> {
-        CacheNote::of(self.cache_type_k, self.cache_type_v)
-    }
-}
+use ork_engine_options::ContextOptions;
 
 /// An open context.
 pub(crate) struct Context<'m> {
@@ -132,7 +100,7 @@ impl<'m> Context<'m> {
             status,
             source: backend.and_then(|backend| backend.take_error()),
         };
-        self.raw.decode(tokens, self.position, outputs).map_err(|status| failure(status, self.position))?;
+        self.raw.decode(tokens, self.position, &outputs).map_err(|status| failure(status, self.position))?;
         // A buffer callback has no status: a weight the host could not read shows only here.
         if let Some(source) = backend.and_then(|backend| backend.take_error()) {
             let (tokens, position) = (tokens.len(), self.position);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Failures of the engine: what, where, and (as [`EngineError::hint`]) what to do.
 
+use ork_engine_options::InvalidOption;
 use ork_ggml::{BackendError, InitError};
 use std::io;
 use std::path::PathBuf;
@@ -112,6 +113,22 @@ pub enum EngineError {
         /// What was asked for.
         what: &'static str,
     },
+    /// The text is too short for the windows.
+    #[error("the text has {tokens} tokens, {wanted} are wanted")]
+    TextTooShort {
+        /// Tokens of the text.
+        tokens: usize,
+        /// Tokens of all windows.
+        wanted: usize,
+    },
+    /// A file of reference distributions cannot be used.
+    #[error("the reference file {} {why}", path.display())]
+    Reference {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// Two evaluations to be compared are not of the same text or vocabulary.
     #[error("cannot compare: {why}")]
     NotComparable {
@@ -209,6 +226,12 @@ impl FileProblem {
     }
 }
 
+impl From<InvalidOption> for EngineError {
+    fn from(InvalidOption { option, value, why }: InvalidOption) -> Self {
+        Self::InvalidOption { option, value, why }
+    }
+}
+
 impl EngineError {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
@@ -224,6 +247,7 @@ impl EngineError {
                 "use the raw mode and write the prompt in full"
             }
             Self::EmptyPrompt => "give some text",
+            Self::TextTooShort { .. } => "give a longer text, or take fewer or shorter windows",
             _ => return None,
         };
         Some(text.to_owned())

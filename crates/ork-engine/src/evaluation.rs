@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How far apart two ways of computing a model are: logits of one text under each, and their divergence.
 
-use crate::context::{Context, ContextOptions};
+use crate::context::Context;
 use crate::error::EngineError;
 use crate::llama::Outputs;
 use crate::model::Model;
+use ork_engine_options::ContextOptions;
 use serde::{Deserialize, Serialize};
 
 /// Logits after each token of a text.

@@ -1,31 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Text from a prompt: prefill, then one token after the other.
 
-use crate::context::{Context, ContextOptions};
+use crate::context::Context;
 use crate::error::EngineError;
 use crate::llama::Outputs;
 use crate::model::{Model, Prompt};
-use crate::sampling::Sampling;
+use crate::sampling::sampler;
 use crate::text::Utf8Stream;
+use ork_engine_options::{ContextOptions, GenerateOptions};
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
-
-/// What to generate.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct GenerateOptions {
-    /// Most tokens to generate. 0 evaluates the prompt and generates nothing.
-    pub max_tokens: u32,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-}
-
-impl Default for GenerateOptions {
-    fn default() -> Self {
-        Self { max_tokens: 128, sampling: Sampling::default() }
-    }
-}
 
 /// Something happened that the caller may show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,7 +125,7 @@ impl<'m> Generation<'m> {
         on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<GenerationStats, EngineError> {
         self.context.admit(prompt)?;
-        let mut sampler = options.sampling.sampler()?;
+        let mut sampler = sampler(&options.sampling)?;
         self.context.clear();
         let mut stats = GenerationStats {
             prompt_tokens: u32::try_from(prompt.len()).unwrap_or(u32::MAX),

@@ -37,17 +37,18 @@ mod linked;
 mod llama;
 mod log;
 mod model;
+pub mod quality;
 mod sampling;
 mod text;
 pub mod tiny;
 
 pub use bench::{BenchOptions, BenchReport, BenchRound, bench};
-pub use cache_type::{CacheNote, CacheType};
-pub use context::ContextOptions;
 pub use error::{EngineError, FileProblem};
 pub use evaluation::{Divergence, LogitTable, logits};
-pub use generation::{Event, GenerateOptions, Generation, GenerationStats, StopReason};
+pub use generation::{Event, Generation, GenerationStats, StopReason};
 pub use linked::linked_host;
 pub use log::{LogLevel, LogSink};
-pub use model::{ChatMessage, Engine, LoadOptions, Model, ModelInfo, Prompt, inspect};
-pub use sampling::Sampling;
+pub use model::{ChatMessage, Engine, Model, ModelInfo, Prompt, inspect};
+pub use ork_engine_options::{
+    CacheNote, CacheType, ContextOptions, GenerateOptions, InvalidOption, LoadOptions, Sampling,
+};

@@ -9,6 +9,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 unsafe extern "C" {
     fn ggml_backend_cpu_buffer_type() -> *mut abi::BufferType;
+    fn ggml_backend_cpu_buffer_from_ptr(ptr: *mut c_void, size: usize) -> *mut abi::Buffer;
     fn ggml_backend_buffer_init(
         buft: *mut abi::BufferType,
         iface: abi::BufferI,
@@ -28,6 +29,7 @@ unsafe extern "C" {
 pub fn linked_host() -> Host {
     Host {
         ggml_backend_cpu_buffer_type,
+        ggml_backend_cpu_buffer_from_ptr,
         ggml_backend_buffer_init,
         ggml_backend_buft_is_host,
         ggml_get_type_traits,

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Owners of llama.cpp's objects. Everything unsafe about llama.cpp is in this module; nothing here decides.
 
-use crate::cache_type::CacheType;
+use crate::cache_type::code;
 use crate::chat::SpecialTexts;
 use llama_cpp_sys_2 as sys;
+use ork_engine_options::CacheType;
 use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -232,6 +233,14 @@ impl RawModel {
         }
     }
 
+    /// The token that llama.cpp puts before a text, if it does.
+    pub(crate) fn start_token(&self) -> Option<i32> {
+        let vocab = self.vocab.as_ptr();
+        // SAFETY: live vocabulary; plain getters.
+        let (added, token) = unsafe { (sys::llama_vocab_get_add_bos(vocab), sys::llama_vocab_bos(vocab)) };
+        (added && token >= 0).then_some(token)
+    }
+
     pub(crate) fn ends_generation(&self, token: i32) -> bool {
         // SAFETY: live vocabulary; llama.cpp checks the id.
         unsafe { sys::llama_vocab_is_eog(self.vocab.as_ptr(), token) }
@@ -325,11 +334,25 @@ pub(crate) struct RawContext<'m> {
 unsafe impl Send for RawContext<'_> {}
 
 /// Which tokens of a batch get logits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outputs {
     None,
     Last,
     All,
+    /// These, counted from the start of the batch.
+    Range(Range<usize>),
+}
+
+impl Outputs {
+    /// Whether token `index` of `count` gets logits.
+    fn wants(&self, index: usize, count: usize) -> bool {
+        match self {
+            Self::None => false,
+            Self::Last => index + 1 == count,
+            Self::All => true,
+            Self::Range(range) => range.contains(&index),
+        }
+    }
 }
 
 impl<'m> RawContext<'m> {
@@ -343,8 +366,8 @@ impl<'m> RawContext<'m> {
         params.n_seq_max = 1;
         params.n_threads = threads;
         params.n_threads_batch = threads;
-        params.type_k = sizes.cache_types.0.code();
-        params.type_v = sizes.cache_types.1.code();
+        params.type_k = code(sizes.cache_types.0);
+        params.type_v = code(sizes.cache_types.1);
         params.no_perf = true;
         let pool = ThreadPool::new(sizes.threads, POOL_POLL)?;
         let context = {
@@ -371,16 +394,14 @@ impl<'m> RawContext<'m> {
     }
 
     /// Evaluates tokens at positions `position..`. `Err` is llama.cpp's status.
-    pub(crate) fn decode(&mut self, tokens: &[i32], position: usize, outputs: Outputs) -> Result<(), i32> {
+    pub(crate) fn decode(&mut self, tokens: &[i32], position: usize, outputs: &Outputs) -> Result<(), i32> {
         const INVALID: i32 = -1;
         let count = i32::try_from(tokens.len()).map_err(|_| INVALID)?;
         let first = i32::try_from(position).map_err(|_| INVALID)?;
         let mut tokens = tokens.to_vec();
         let mut positions: Vec<i32> = (0..count).map(|i| first.saturating_add(i)).collect();
-        let mut wanted: Vec<i8> = tokens.iter().map(|_| i8::from(outputs == Outputs::All)).collect();
-        if let (Outputs::Last, Some(last)) = (outputs, wanted.last_mut()) {
-            *last = 1;
-        }
+        let mut wanted: Vec<i8> =
+            (0..tokens.len()).map(|index| i8::from(outputs.wants(index, tokens.len()))).collect();
         let mut sequence = 0i32;
         let mut sequence_counts = vec![1i32; tokens.len()];
         let mut sequences = vec![&raw mut sequence; tokens.len()];

@@ -6,6 +6,7 @@ use crate::error::{EngineError, FileProblem};
 use crate::gguf;
 use crate::llama::{self, FileAccess, LoadFailure, RawModel, Runtime};
 use crate::log::{self, LogSink};
+use ork_engine_options::LoadOptions;
 use ork_ggml::OrkBackend;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -55,20 +56,6 @@ impl Engine {
     /// The NPU backend, if there is one.
     pub fn backend(&self) -> Option<&Arc<OrkBackend>> {
         self.inner.backend.as_ref()
-    }
-}
-
-/// How a model is loaded.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LoadOptions {
-    /// Map the file instead of reading it. Weights that go to the NPU are copied out of the mapping either way.
-    pub mmap: bool,
-}
-
-impl Default for LoadOptions {
-    fn default() -> Self {
-        Self { mmap: true }
     }
 }
 

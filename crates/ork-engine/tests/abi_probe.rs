@@ -36,6 +36,8 @@ fn sizes_and_offsets_are_those_of_the_header() {
     let constants: &[(&str, i64)] = &[
         ("GGML_BACKEND_API_VERSION", abi::API_VERSION.into()),
         ("GGML_TYPE_F32", abi::TYPE_F32.into()),
+        ("GGML_TYPE_I32", abi::TYPE_I32.into()),
+        ("GGML_PREC_Q8", abi::PREC_Q8.into()),
         ("GGML_STATUS_FAILED", abi::STATUS_FAILED.into()),
         ("GGML_STATUS_SUCCESS", abi::STATUS_SUCCESS.into()),
         ("GGML_BACKEND_DEVICE_TYPE_ACCEL", abi::DEVICE_TYPE_ACCEL.into()),

@@ -455,7 +455,7 @@ fn decline_table() {
     let nodes = Tensors::new();
     let x = nodes.matrix(f32_, [32, 32, 1, 1], "x");
     let few = nodes.matrix(f32_, [32, 31, 1, 1], "few");
-    let half = nodes.matrix(sys::GGML_TYPE_F16, [32, 32, 1, 1], "half");
+    let quantised = nodes.matrix(sys::GGML_TYPE_Q8_0, [32, 32, 1, 1], "quantised");
     let x_stack = nodes.matrix(f32_, [32, 32, 2, 1], "x_stack");
     let mul = |a, b| unsafe { sys::ggml_mul_mat(nodes.0, a, b) };
     let hinted = mul(w, x);
@@ -466,8 +466,10 @@ fn decline_table() {
     // ggml refuses to build a matmul by integers; the backend must not trust that.
     let integer = mul(w, x);
     unsafe { (*integer).src[0] = integers };
-    let half_input = mul(w, x);
-    unsafe { (*half_input).src[1] = half };
+    let quantised_input = mul(w, x);
+    unsafe { (*quantised_input).src[1] = quantised };
+    let precise = mul(w, x);
+    assert!(unsafe { sys::ggml_prec_set_src(precise, sys::GGML_PREC_F16, 1) });
     let strided = mul(w, x);
     let strided_weight = tensors.matrix(f32_, [32, 8, 1, 1], "strided");
     unsafe {
@@ -498,10 +500,11 @@ fn decline_table() {
         ("MUL_MAT", mul(foreign, x), DeclineReason::ForeignBuffer),
         ("MUL_MAT", mul(secret, x), DeclineReason::NotLoaded),
         ("MUL_MAT", mul(wide, x), DeclineReason::NotLoaded),
-        ("MUL_MAT", mul(stack, x_stack), DeclineReason::StackedWeight),
+        ("MUL_MAT", mul(stack, x_stack), DeclineReason::NotLoaded),
         ("MUL_MAT", strided, DeclineReason::WeightLayout),
         ("MUL_MAT", integer, DeclineReason::WeightType),
-        ("MUL_MAT", half_input, DeclineReason::ActivationType),
+        ("MUL_MAT", quantised_input, DeclineReason::ActivationType),
+        ("MUL_MAT", precise, DeclineReason::Precision),
         ("MUL_MAT", odd_result, DeclineReason::ResultLayout),
         ("MUL_MAT", hinted, DeclineReason::Hint),
         ("MUL_MAT", missing, DeclineReason::Malformed),

@@ -21,6 +21,7 @@ pub const API_VERSION: c_int = 3;
 pub type Slot = Option<unsafe extern "C" fn()>;
 
 pub const TYPE_F32: c_int = 0;
+pub const TYPE_I32: c_int = 26;
 
 pub const STATUS_FAILED: c_int = -1;
 pub const STATUS_SUCCESS: c_int = 0;
@@ -34,6 +35,10 @@ pub const FLAG_COMPUTE: i32 = 16;
 
 /// Index into `op_params` of a matmul's hint (0 = none).
 pub const OP_PARAM_HINT: usize = 1;
+/// Index into `op_params` of the fewest bits that a matmul's activation may be converted to (0 = not said).
+pub const OP_PARAM_ACTIVATION_PRECISION: usize = 3;
+/// `GGML_PREC_Q8`: eight bits are enough, and so they are for every larger value.
+pub const PREC_Q8: i32 = 30;
 
 pub const MAX_DIMS: usize = 4;
 pub const MAX_SRC: usize = 10;
@@ -103,7 +108,7 @@ pub struct BufferType {
 pub struct BufferI {
     pub free_buffer: Option<unsafe extern "C" fn(*mut Buffer)>,
     pub get_base: Option<unsafe extern "C" fn(*mut Buffer) -> *mut c_void>,
-    pub init_tensor: Slot,
+    pub init_tensor: Option<unsafe extern "C" fn(*mut Buffer, *mut Tensor) -> c_int>,
     pub memset_tensor: Option<unsafe extern "C" fn(*mut Buffer, *mut Tensor, u8, usize, usize)>,
     pub set_tensor: Option<unsafe extern "C" fn(*mut Buffer, *mut Tensor, *const c_void, usize, usize)>,
     pub get_tensor: Option<unsafe extern "C" fn(*mut Buffer, *const Tensor, *mut c_void, usize, usize)>,
@@ -188,7 +193,8 @@ pub struct DeviceI {
     pub init_backend: Option<unsafe extern "C" fn(*mut Device, *const c_char) -> *mut Stream>,
     pub get_buffer_type: Option<unsafe extern "C" fn(*mut Device) -> *mut BufferType>,
     pub get_host_buffer_type: Slot,
-    pub buffer_from_host_ptr: Slot,
+    pub buffer_from_host_ptr:
+        Option<unsafe extern "C" fn(*mut Device, *mut c_void, usize, usize) -> *mut Buffer>,
     pub supports_op: Option<unsafe extern "C" fn(*mut Device, *const Tensor) -> bool>,
     pub supports_buft: Option<unsafe extern "C" fn(*mut Device, *mut BufferType) -> bool>,
     pub offload_op: Slot,
@@ -246,6 +252,7 @@ pub const LAYOUT: &[(&str, usize)] = &[
     ("sizeof(struct ggml_backend_buffer_type)", size_of::<BufferType>()),
     ("offsetof(struct ggml_backend_buffer_type, context)", offset_of!(BufferType, context)),
     ("sizeof(struct ggml_backend_buffer_i)", size_of::<BufferI>()),
+    ("offsetof(struct ggml_backend_buffer_i, init_tensor)", offset_of!(BufferI, init_tensor)),
     ("offsetof(struct ggml_backend_buffer_i, memset_tensor)", offset_of!(BufferI, memset_tensor)),
     ("offsetof(struct ggml_backend_buffer_i, set_tensor)", offset_of!(BufferI, set_tensor)),
     ("offsetof(struct ggml_backend_buffer_i, get_tensor)", offset_of!(BufferI, get_tensor)),
@@ -266,6 +273,10 @@ pub const LAYOUT: &[(&str, usize)] = &[
     ("offsetof(struct ggml_backend_dev_props, caps)", offset_of!(DeviceProps, caps)),
     ("sizeof(struct ggml_backend_device_i)", size_of::<DeviceI>()),
     ("offsetof(struct ggml_backend_device_i, init_backend)", offset_of!(DeviceI, init_backend)),
+    (
+        "offsetof(struct ggml_backend_device_i, buffer_from_host_ptr)",
+        offset_of!(DeviceI, buffer_from_host_ptr),
+    ),
     ("offsetof(struct ggml_backend_device_i, supports_op)", offset_of!(DeviceI, supports_op)),
     ("offsetof(struct ggml_backend_device_i, supports_buft)", offset_of!(DeviceI, supports_buft)),
     ("sizeof(struct ggml_backend_device)", size_of::<Device>()),

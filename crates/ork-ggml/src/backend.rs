@@ -5,7 +5,7 @@ use crate::abi;
 use crate::accelerator::Accelerator;
 use crate::census::{ClaimCensus, Counters};
 use crate::device::Tables;
-use crate::error::{BackendError, InitError};
+use crate::error::{BackendError, InitError, in_full};
 use crate::host::{Host, OpCodes};
 use crate::options::{BackendOptions, ForeignWeights, Route};
 use crate::pack::ModelPack;
@@ -183,7 +183,7 @@ impl OrkBackend {
 
     /// Stores an error for [`Self::take_error`]; the first one wins, being the likely cause of the others.
     pub(crate) fn report(&self, error: BackendError) {
-        tracing::error!(%error, "ork backend");
+        tracing::error!("{}", in_full(&error, error.hint().as_deref()));
         let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         if errors.first.is_some() {
             errors.further += 1;

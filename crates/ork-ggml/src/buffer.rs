@@ -5,6 +5,9 @@
 //! * *shared* keeps what ggml writes: the CPU backend reads it like any host buffer;
 //! * *resident* writes nothing for weights the accelerator took. Untouched zeroed pages cost no memory.
 //!
+//! Where the host maps a model file, a buffer of either kind lies over the mapping itself: the file is read while
+//! weights are packed, and no byte of it is copied.
+//!
 //! Packed weights are keyed by their offset in the buffer and die with it; no key outlives the memory it names.
 
 use crate::abi;
@@ -64,7 +67,7 @@ impl Weight {
     }
 
     fn new(backend: &'static OrkBackend, shape: &Shape, held: Held) -> Self {
-        let Shape { name, element, type_, k, n } = shape;
+        let Shape { name, element, type_, k, n, .. } = shape;
         let (name, type_name) = (name.clone(), element.name.clone());
         Self { name, type_name, type_: *type_, k: *k, n: *n, held, backend }
     }
@@ -78,7 +81,7 @@ impl Drop for Weight {
     }
 }
 
-/// Name, type and size of a two-dimensional weight.
+/// Name, type and size of a matrix: a weight, or one of a stack of them.
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
     pub(crate) name: String,
@@ -86,41 +89,64 @@ pub(crate) struct Shape {
     pub(crate) type_: i32,
     pub(crate) k: usize,
     pub(crate) n: usize,
+    /// Bytes from one row to the next.
+    pub(crate) row_stride: usize,
+    /// The stack that it is a part of has so many.
+    pub(crate) matrices: usize,
 }
 
 impl Shape {
-    /// Reads a tensor as a weight; `None` if it is not a contiguous matrix of a type that can be dequantised.
+    /// Reads a tensor as a weight, or a stack of them; `None` if its rows cannot be dequantised, or one does not lie in
+    /// one piece.
     pub(crate) fn of(backend: &OrkBackend, tensor: &abi::Tensor) -> Option<Self> {
-        let [k, n, ne2, ne3] = tensor.ne;
-        // SAFETY: `tensor` is a live tensor of the host.
-        let contiguous = unsafe { (backend.host().ggml_is_contiguous)(tensor) };
-        if ne2 != 1 || ne3 != 1 || k < 1 || n < 1 || !contiguous {
-            return None;
-        }
+        let size = |ne: i64| usize::try_from(ne).ok().filter(|&ne| ne > 0);
+        let [k, n, ne2, ne3] = tensor.ne.map(size);
+        let (k, n, matrices) = (k?, n?, ne2?.checked_mul(ne3?)?);
         let element = backend.host().element_type(tensor.type_);
         element.decode?;
-        let (k, n) = (usize::try_from(k).ok()?, usize::try_from(n).ok()?);
         element.row_bytes(k)?;
-        Some(Self { name: name_of(tensor), element, type_: tensor.type_, k, n })
+        if tensor.nb[0] != element.block_bytes {
+            return None;
+        }
+        let row_stride = tensor.nb[1];
+        Some(Self { name: name_of(tensor), element, type_: tensor.type_, k, n, row_stride, matrices })
+    }
+
+    /// Bytes of one matrix whose rows follow each other.
+    pub(crate) fn matrix_bytes(&self) -> usize {
+        self.element.row_bytes(self.k).unwrap_or(0) * self.n
+    }
+
+    /// Matrix `index` of the stack, under a name of its own.
+    pub(crate) fn matrix(&self, index: usize) -> Self {
+        let name = match self.matrices {
+            1 => self.name.clone(),
+            _ => format!("{}[{index}]", self.name),
+        };
+        Self { name, matrices: 1, ..self.clone() }
+    }
+
+    /// Name of the tensor, without the index of a matrix.
+    pub(crate) fn stem(&self) -> &str {
+        stem(&self.name)
     }
 
     /// Hands the matrix at `bytes` to the accelerator.
     ///
     /// # Safety
-    /// `bytes` must point to the whole matrix in this shape's type and stay valid during the call.
+    /// `bytes` must point to the whole matrix in this shape's type and strides, and stay valid during the call.
     pub(crate) unsafe fn load(
         &self,
         backend: &OrkBackend,
         bytes: *const u8,
     ) -> Result<Box<dyn LoadedWeight>, BackendError> {
         let accelerator = backend.accelerator()?;
-        let row_bytes = self.element.row_bytes(self.k).unwrap_or(0);
         let source = Bytes(bytes);
         let rows = |row: usize, out: &mut [f32]| {
             let source = &source;
             assert!(row < self.n && out.len() == self.k, "row {row} of {} requested", self.n);
-            // SAFETY: the caller of `load` vouches for n rows of row_bytes each.
-            let at = unsafe { source.0.add(row * row_bytes) };
+            // SAFETY: the caller of `load` vouches for n rows.
+            let at = unsafe { source.0.add(row * self.row_stride) };
             // SAFETY: as above; `out` has k elements.
             unsafe { self.element.decode_row(at, out) };
         };
@@ -197,6 +223,50 @@ impl OrkBuffer {
         Some(Self { backend, residency, memory, weights: RwLock::default(), partial: Mutex::default() })
     }
 
+    /// A buffer over memory that belongs to someone else and is not written.
+    ///
+    /// # Safety
+    /// The bytes must be readable as long as the buffer lives.
+    pub(crate) unsafe fn over(
+        backend: &'static OrkBackend,
+        residency: Residency,
+        start: NonNull<u8>,
+        size: usize,
+    ) -> Self {
+        let memory = HostMemory { owned: None, start, size };
+        Self { backend, residency, memory, weights: RwLock::default(), partial: Mutex::default() }
+    }
+
+    /// Takes a weight that lies in memory of the host already.
+    ///
+    /// # Safety
+    /// The tensor's bytes must be there.
+    pub(crate) unsafe fn place(&self, tensor: &abi::Tensor, usage: i32) -> Result<(), BackendError> {
+        let (start, room) = self.locate(tensor, 0);
+        // SAFETY: `tensor` is a live tensor of the host.
+        let total = unsafe { (self.backend.host().ggml_nbytes)(tensor) };
+        if total > room {
+            let what = "it does not lie in its buffer".to_owned();
+            return Err(BackendError::Operand { name: name_of(tensor), what });
+        }
+        // A view's weight was placed before it.
+        if usage != abi::USAGE_WEIGHTS || !tensor.view_src.is_null() {
+            return Ok(());
+        }
+        match self.as_weight(tensor) {
+            // SAFETY: passed on from the caller.
+            Some(shape) => unsafe { self.take_stack(&shape, start, tensor.data.cast()) },
+            None => Ok(()),
+        }
+    }
+
+    /// The tensor as a weight of this buffer, if it can be one.
+    fn as_weight(&self, tensor: &abi::Tensor) -> Option<Shape> {
+        // SAFETY: `tensor` is a live tensor of the host.
+        let contiguous = unsafe { (self.backend.host().ggml_is_contiguous)(tensor) };
+        Shape::of(self.backend, tensor).filter(|_| contiguous)
+    }
+
     pub(crate) fn base(&self) -> *mut c_void {
         self.memory.start.as_ptr().cast()
     }
@@ -232,13 +302,14 @@ impl OrkBuffer {
         size: usize,
     ) -> Result<(), BackendError> {
         let (at, room) = self.locate(tensor, offset);
+        self.check_writable(tensor)?;
         if size > room {
             let what = format!("write of {size} bytes past the end of its buffer");
             return Err(BackendError::Operand { name: name_of(tensor), what });
         }
         // SAFETY: `tensor` is a live tensor of the host.
         let total = unsafe { (self.backend.host().ggml_nbytes)(tensor) };
-        let shape = (usage == abi::USAGE_WEIGHTS).then(|| Shape::of(self.backend, tensor)).flatten();
+        let shape = (usage == abi::USAGE_WEIGHTS).then(|| self.as_weight(tensor)).flatten();
         let Some(shape) = shape else {
             self.forget(at, size.max(1));
             // SAFETY: `at + size` is inside our memory, checked above; the host hands us `size` bytes.
@@ -249,7 +320,7 @@ impl OrkBuffer {
         self.forget(start, total.max(1));
         if offset == 0 && size == total {
             // SAFETY: `source` holds the whole matrix.
-            return unsafe { self.take(&shape, start, total, source) };
+            return unsafe { self.take_stack(&shape, start, source) };
         }
         // In pieces: collect them in our memory, take the weight when the last one is there.
         let written = {
@@ -273,7 +344,44 @@ impl OrkBuffer {
         // SAFETY: the matrix is complete at `start`.
         let staged = unsafe { self.memory.start.as_ptr().add(start) };
         // SAFETY: as above; `take` copes with a source that already is our memory.
-        unsafe { self.take(&shape, start, total, staged) }
+        unsafe { self.take_stack(&shape, start, staged) }
+    }
+
+    /// Packs all matrices of a complete weight, or none of them.
+    ///
+    /// # Safety
+    /// `source` must hold the bytes of all matrices, one after the other.
+    unsafe fn take_stack(&self, shape: &Shape, start: usize, source: *const u8) -> Result<(), BackendError> {
+        let bytes = shape.matrix_bytes();
+        for index in 0..shape.matrices {
+            // SAFETY: inside the weight.
+            let source = unsafe { source.add(index * bytes) };
+            // SAFETY: passed on from the caller.
+            unsafe { self.take(&shape.matrix(index), start + index * bytes, bytes, source) }?;
+        }
+        // A stack of which only some matrices found room is of no use: the CPU computes the whole of it.
+        if self.residency == Residency::Shared {
+            let mut weights = self.weights.write().unwrap_or_else(PoisonError::into_inner);
+            if !(0..shape.matrices).all(|index| weights.contains_key(&(start + index * bytes))) {
+                weights.retain(|at, _| *at < start || *at >= start + shape.matrices * bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether matrices of a stack at a tensor's address were all taken.
+    pub(crate) fn holds_stack(&self, data: *const c_void, shape: &Shape) -> bool {
+        let Some(start) = (data as usize).checked_sub(self.base() as usize) else { return false };
+        let weights = self.weights.read().unwrap_or_else(PoisonError::into_inner);
+        (0..shape.matrices).all(|index| weights.contains_key(&(start + index * shape.matrix_bytes())))
+    }
+
+    /// Memory of the host is only read.
+    fn check_writable(&self, tensor: &abi::Tensor) -> Result<(), BackendError> {
+        match self.memory.owned {
+            Some(_) => Ok(()),
+            None => Err(BackendError::MappedWrite { name: name_of(tensor) }),
+        }
     }
 
     /// Packs a complete weight, or takes it from the backend's pack, which leaves `source` unread unless the CPU needs it.
@@ -288,7 +396,7 @@ impl OrkBuffer {
         source: *const u8,
     ) -> Result<(), BackendError> {
         let backend = self.backend;
-        let wanted = backend.exclusion(&shape.name).is_none()
+        let wanted = backend.exclusion(shape.stem()).is_none()
             && backend.accelerator()?.limits(shape.k, shape.n).is_ok();
         let taken = if wanted {
             let loaded = match shape.load_from_pack(backend) {
@@ -323,14 +431,12 @@ impl OrkBuffer {
         Ok(())
     }
 
-    /// A weight of this buffer the accelerator did not take, as plain bytes; for resident buffers only, where the CPU
-    /// backend cannot help.
-    pub(crate) fn software_weight(&self, tensor: &abi::Tensor) -> Option<Weight> {
-        let shape = Shape::of(self.backend, tensor)?;
-        // SAFETY: `tensor` is a live tensor of the host.
-        let total = unsafe { (self.backend.host().ggml_nbytes)(tensor) };
-        let (start, room) = self.locate(tensor, 0);
-        if total > room {
+    /// Matrix `index` of a weight of this buffer that the accelerator did not take, as plain bytes; for resident buffers
+    /// only, where the CPU backend cannot help.
+    pub(crate) fn software_weight(&self, tensor: &abi::Tensor, index: usize) -> Option<Weight> {
+        let shape = self.as_weight(tensor)?.matrix(index);
+        let (start, room) = self.locate(tensor, index * shape.matrix_bytes());
+        if shape.matrix_bytes() > room {
             return None;
         }
         // SAFETY: in range, checked above.
@@ -352,7 +458,9 @@ impl OrkBuffer {
         size: usize,
     ) -> Result<(), BackendError> {
         let (at, room) = self.locate(tensor, offset);
-        let packed = self.residency == Residency::Resident && self.weight_at(tensor.data).is_some();
+        let packed = self.residency == Residency::Resident
+            && self.memory.owned.is_some()
+            && self.weight_at(tensor.data).is_some();
         if packed || size > room {
             // SAFETY: the host gives room for `size` bytes.
             unsafe { std::ptr::write_bytes(out, 0, size) };
@@ -365,8 +473,8 @@ impl OrkBuffer {
         Ok(())
     }
 
-    /// Sets bytes of a tensor, or of the whole buffer.
-    pub(crate) fn fill(&self, at: usize, size: usize, value: u8) {
+    /// Sets bytes of a tensor, or of the whole buffer; it must be our memory.
+    fn fill(&self, at: usize, size: usize, value: u8) {
         let size = size.min(self.memory.size.saturating_sub(at));
         self.forget(at, size.max(1));
         // SAFETY: clamped to our memory.
@@ -376,13 +484,24 @@ impl OrkBuffer {
     }
 
     /// ggml's `memset_tensor`.
-    pub(crate) fn fill_tensor(&self, tensor: &abi::Tensor, offset: usize, size: usize, value: u8) {
+    pub(crate) fn fill_tensor(
+        &self,
+        tensor: &abi::Tensor,
+        offset: usize,
+        size: usize,
+        value: u8,
+    ) -> Result<(), BackendError> {
+        self.check_writable(tensor)?;
         let (at, _) = self.locate(tensor, offset);
         self.fill(at, size, value);
+        Ok(())
     }
 
     /// ggml's `clear`.
-    pub(crate) fn clear(&self, value: u8) {
+    pub(crate) fn clear(&self, value: u8) -> Result<(), BackendError> {
+        if self.memory.owned.is_none() {
+            return Err(BackendError::MappedWrite { name: "a whole buffer".to_owned() });
+        }
         // Zeroing memory that was never written would only touch pages that already read as zero.
         let untouched = value == 0
             && self.residency == Residency::Resident
@@ -390,14 +509,15 @@ impl OrkBuffer {
         if !untouched {
             self.fill(0, self.memory.size, value);
         }
+        Ok(())
     }
 }
 
 /// Zeroed memory whose pages appear when first written.
 #[derive(Debug)]
 struct HostMemory {
-    allocation: NonNull<u8>,
-    layout: Layout,
+    /// What is to be freed; `None` for memory of the host, which is never written.
+    owned: Option<(NonNull<u8>, Layout)>,
     /// First aligned byte of the allocation.
     start: NonNull<u8>,
     size: usize,
@@ -412,7 +532,7 @@ impl HostMemory {
         let pad = allocation.as_ptr().align_offset(ALIGNMENT);
         // SAFETY: pad < ALIGNMENT, and the allocation is that much longer than `size`.
         let start = unsafe { allocation.add(pad) };
-        Some(Self { allocation, layout, start, size })
+        Some(Self { owned: Some((allocation, layout)), start, size })
     }
 
     /// # Safety
@@ -420,6 +540,10 @@ impl HostMemory {
     unsafe fn write(&self, at: usize, source: *const u8, size: usize) {
         // SAFETY: passed on.
         let to = unsafe { self.start.as_ptr().add(at) };
+        // Memory of the host is never written, since its bytes are where they are wanted.
+        if std::ptr::eq(to, source) {
+            return;
+        }
         // SAFETY: passed on; `copy` allows overlap.
         unsafe { std::ptr::copy(source, to, size) };
     }
@@ -427,8 +551,10 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `zeroed`.
-        unsafe { dealloc(self.allocation.as_ptr(), self.layout) };
+        if let Some((allocation, layout)) = self.owned {
+            // SAFETY: allocated with this layout in `zeroed`.
+            unsafe { dealloc(allocation.as_ptr(), layout) };
+        }
     }
 }
 
@@ -437,6 +563,15 @@ impl Drop for HostMemory {
 unsafe impl Send for HostMemory {}
 // SAFETY: as above.
 unsafe impl Sync for HostMemory {}
+
+/// The name of a weight without the index of a matrix in a stack.
+fn stem(name: &str) -> &str {
+    let index = name.strip_suffix(']').and_then(|rest| rest.rsplit_once('['));
+    match index {
+        Some((stem, digits)) if !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) => stem,
+        _ => name,
+    }
+}
 
 /// The name ggml gave a tensor.
 pub(crate) fn name_of(tensor: &abi::Tensor) -> String {

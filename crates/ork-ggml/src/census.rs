@@ -114,6 +114,43 @@ impl ClaimCensus {
     pub fn declined(&self, op: &str, reason: DeclineReason) -> u64 {
         self.planning.declined.iter().filter(|d| d.op == op && d.reason == reason).map(|d| d.count).sum()
     }
+
+    /// What was multiplied, one line for each kind of weight: the same weight of all layers is one kind.
+    pub fn table(&self) -> String {
+        let mut kinds: BTreeMap<(String, &str, u64, u64), (u64, WeightUse)> = BTreeMap::new();
+        for (name, weight) in &self.executed.weights {
+            let key = (without_numbers(name), weight.type_name.as_str(), weight.k, weight.n);
+            let fresh = || (0, WeightUse { m_min: u64::MAX, ..WeightUse::default() });
+            let (weights, sum) = kinds.entry(key).or_insert_with(fresh);
+            *weights += 1;
+            sum.matmuls += weight.matmuls;
+            sum.rows += weight.rows;
+            sum.m_min = sum.m_min.min(weight.m_min);
+            sum.m_max = sum.m_max.max(weight.m_max);
+        }
+        let mut out = format!(
+            "{:<36} {:<8} {:>7} {:>7} {:>8} {:>9} {:>9}  rows at once\n",
+            "weight", "type", "k", "n", "weights", "products", "rows"
+        );
+        for ((name, type_name, k, n), (weights, sum)) in kinds {
+            let WeightUse { matmuls, rows, m_min, m_max, .. } = sum;
+            out += &format!(
+                "{name:<36} {type_name:<8} {k:>7} {n:>7} {weights:>8} {matmuls:>9} {rows:>9}  {m_min} to {m_max}\n"
+            );
+        }
+        out
+    }
+}
+
+/// The name with every number between dots or in brackets replaced by `*`.
+fn without_numbers(name: &str) -> String {
+    let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let (name, expert) = match name.strip_suffix(']').and_then(|name| name.rsplit_once('[')) {
+        Some((name, index)) if number(index) => (name, "[*]"),
+        _ => (name, ""),
+    };
+    let parts: Vec<&str> = name.split('.').map(|part| if number(part) { "*" } else { part }).collect();
+    parts.join(".") + expert
 }
 
 impl fmt::Display for ClaimCensus {
@@ -305,5 +342,34 @@ impl Counters {
             holding: c.holding,
             packs: c.packs.clone(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_of_weights() {
+        for (name, kind) in [
+            ("blk.12.ffn_up.weight", "blk.*.ffn_up.weight"),
+            ("blk.3.ffn_up_exps.weight[41]", "blk.*.ffn_up_exps.weight[*]"),
+            ("output.weight", "output.weight"),
+            ("q4.k2[x]", "q4.k2[x]"),
+        ] {
+            assert_eq!(without_numbers(name), kind);
+        }
+    }
+
+    #[test]
+    fn the_table_sums_layers() {
+        let counters = Counters::default();
+        let record = |weight, m| MatMulRecord { weight, type_name: "q8_0", k: 64, n: 32, m, software: false };
+        counters.submission(&[record("blk.0.a.weight", 3), record("blk.1.a.weight", 5)]);
+        counters.submission(&[record("blk.0.a.weight", 40)]);
+        let table = counters.snapshot().table();
+        let line = table.lines().find(|line| line.starts_with("blk.*.a.weight")).unwrap();
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(fields, ["blk.*.a.weight", "q8_0", "64", "32", "2", "3", "48", "3", "to", "40"]);
     }
 }

@@ -11,7 +11,7 @@
 
 use crate::abi;
 use crate::backend::OrkBackend;
-use crate::buffer::{OrkBuffer, Residency, name_of};
+use crate::buffer::{OrkBuffer, Residency, Shape, name_of};
 use crate::decline::Decline;
 use crate::device::buffer_type_name;
 use crate::options::{ForeignWeights, Route};
@@ -32,7 +32,7 @@ enum Home {
     Probe,
     /// A buffer of ours.
     Ours(&'static OrkBuffer),
-    /// Readable host memory of someone else, and we were told to use it.
+    /// Readable host memory that holds no packed weight, and we were told to use it.
     Foreign,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         return Ok(Accepted::Structural);
     }
     let host = backend.host();
-    if op.op != codes.mul_mat {
+    if op.op != codes.mul_mat && op.op != codes.mul_mat_id {
         return Err(Decline::Operation { op: host.op_name(op.op) });
     }
     // SAFETY: operands of a live tensor are live or null.
@@ -77,35 +77,44 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         0 => {}
         hint => return Err(Decline::Hint { hint }),
     }
-    if weight.op != codes.none {
+    if weight.op != codes.none && backend.foreign_weights() == ForeignWeights::Decline {
         return Err(Decline::ComputedOperand);
     }
     let home = home(backend, weight)?;
-    let matrices = weight.ne[2] * weight.ne[3];
-    if matrices != 1 {
-        return Err(Decline::StackedWeight { matrices: matrices.unsigned_abs() });
-    }
+    // Someone else's matrix may be part of a larger one; ours were taken as a whole.
     // SAFETY: live tensor.
-    if !unsafe { (host.ggml_is_contiguous)(weight) } {
-        return Err(Decline::WeightLayout);
+    let whole = matches!(home, Home::Foreign) || unsafe { (host.ggml_is_contiguous)(weight) };
+    if host.element_type(weight.type_).decode.is_none() {
+        return Err(Decline::WeightType { type_name: host.element_type(weight.type_).name });
     }
-    let element = host.element_type(weight.type_);
-    if element.decode.is_none() {
-        return Err(Decline::WeightType { type_name: element.name });
+    let shape = Shape::of(backend, weight).filter(|_| whole).ok_or(Decline::WeightLayout)?;
+    let element = host.element_type(activation.type_);
+    if element.block != 1 || element.decode.is_none() {
+        return Err(Decline::ActivationType { type_name: element.name });
     }
-    if activation.type_ != abi::TYPE_F32 {
-        return Err(Decline::ActivationType { type_name: host.element_type(activation.type_).name });
+    if op.op == codes.mul_mat_id {
+        // SAFETY: as above.
+        let choice = unsafe { op.src[2].as_ref() }.ok_or(Decline::Malformed)?;
+        if choice.type_ != abi::TYPE_I32 {
+            return Err(Decline::Malformed);
+        }
     }
     // SAFETY: live tensor.
     if op.type_ != abi::TYPE_F32 || !unsafe { (host.ggml_is_contiguous)(op) } {
         return Err(Decline::ResultLayout);
     }
-    let m: i64 = activation.ne[1..].iter().product();
-    let m = u64::try_from(m).unwrap_or(0);
+    // Rows of the result: a row of the activation may meet several experts.
+    let rows: i64 = op.ne[1..].iter().product();
+    let m = (u64::try_from(rows).unwrap_or(0) / shape.matrices as u64).max(1);
+    let precise = || match op.op_params[abi::OP_PARAM_ACTIVATION_PRECISION] {
+        1..abi::PREC_Q8 => Err(Decline::Precision),
+        _ => Ok(()),
+    };
     match home {
         Home::Ours(buffer) if buffer.residency == Residency::Resident => Ok(Accepted::MatMul),
         Home::Ours(buffer) => {
-            if buffer.weight_at(weight.data).is_none() {
+            precise()?;
+            if !buffer.holds_stack(weight.data, &shape) {
                 return Err(Decline::NotLoaded);
             }
             rows_worth_it(backend.route(), m)
@@ -115,6 +124,7 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
             Ok(Accepted::MatMul)
         }
         Home::Foreign => {
+            precise()?;
             within_limits(backend, weight)?;
             rows_worth_it(backend.route(), m)
         }
@@ -148,6 +158,13 @@ fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
     };
     if backend.tables().residency_of(buffer.buft).is_some() {
         return match OrkBuffer::of(buffer) {
+            Some(ours)
+                if ours.residency == Residency::Shared
+                    && ours.weight_at(weight.data).is_none()
+                    && backend.foreign_weights() == ForeignWeights::PackPerCall =>
+            {
+                Ok(Home::Foreign)
+            }
             Some(ours) => Ok(Home::Ours(ours)),
             // Zero-sized buffers are made by ggml itself and have no state of ours.
             None => Ok(Home::Probe),

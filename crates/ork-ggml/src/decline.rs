@@ -37,14 +37,8 @@ pub enum Decline {
     /// The weight is in our buffer but was never taken by the accelerator (no room, or not written as a weight).
     #[error("the weight is not on the accelerator")]
     NotLoaded,
-    /// The weight has more than two dimensions.
-    #[error("the weight is a stack of {matrices} matrices")]
-    StackedWeight {
-        /// Size of the third and fourth dimension, multiplied.
-        matrices: u64,
-    },
     /// The weight's rows are not packed one after the other.
-    #[error("the weight is not contiguous")]
+    #[error("the weight's rows do not lie in one piece")]
     WeightLayout,
     /// ggml has no decoder for the weight's type.
     #[error("weight type {type_name} cannot be dequantised")]
@@ -52,8 +46,8 @@ pub enum Decline {
         /// ggml's name of the type.
         type_name: String,
     },
-    /// The activation is not f32.
-    #[error("activation type {type_name}, only f32 is taken")]
+    /// The activation is neither f32 nor another type of single numbers.
+    #[error("activation type {type_name} is not a type of single numbers")]
     ActivationType {
         /// ggml's name of the type.
         type_name: String,
@@ -67,6 +61,9 @@ pub enum Decline {
         /// ggml's code of the hint.
         hint: i32,
     },
+    /// The host forbids eight bits for the activation.
+    #[error("the activation must keep more than eight bits")]
+    Precision,
     /// The weight's name matches an exclusion of the options.
     #[error("{name} is excluded by pattern {pattern}")]
     Excluded {
@@ -81,6 +78,12 @@ pub enum Decline {
         /// Name of the law that says no.
         law: String,
         /// The numbers.
+        detail: String,
+    },
+    /// The accelerator cannot be opened; its error was logged once.
+    #[error("{detail}")]
+    Unavailable {
+        /// The accelerator's error, with its causes.
         detail: String,
     },
     /// Operands are missing; the graph is not one ggml builds.
@@ -98,14 +101,15 @@ impl Decline {
             Self::ComputedOperand => DeclineReason::ComputedOperand,
             Self::ForeignBuffer { .. } => DeclineReason::ForeignBuffer,
             Self::NotLoaded => DeclineReason::NotLoaded,
-            Self::StackedWeight { .. } => DeclineReason::StackedWeight,
             Self::WeightLayout => DeclineReason::WeightLayout,
             Self::WeightType { .. } => DeclineReason::WeightType,
             Self::ActivationType { .. } => DeclineReason::ActivationType,
             Self::ResultLayout => DeclineReason::ResultLayout,
             Self::Hint { .. } => DeclineReason::Hint,
+            Self::Precision => DeclineReason::Precision,
             Self::Excluded { .. } => DeclineReason::Excluded,
             Self::Limit { .. } => DeclineReason::Limit,
+            Self::Unavailable { .. } => DeclineReason::Unavailable,
             Self::Malformed => DeclineReason::Malformed,
         }
     }
@@ -123,14 +127,15 @@ pub enum DeclineReason {
     ComputedOperand,
     ForeignBuffer,
     NotLoaded,
-    StackedWeight,
     WeightLayout,
     WeightType,
     ActivationType,
     ResultLayout,
     Hint,
+    Precision,
     Excluded,
     Limit,
+    Unavailable,
     Malformed,
 }
 
@@ -144,14 +149,15 @@ impl DeclineReason {
             Self::ComputedOperand => "computed_operand",
             Self::ForeignBuffer => "foreign_buffer",
             Self::NotLoaded => "not_loaded",
-            Self::StackedWeight => "stacked_weight",
             Self::WeightLayout => "weight_layout",
             Self::WeightType => "weight_type",
             Self::ActivationType => "activation_type",
             Self::ResultLayout => "result_layout",
             Self::Hint => "hint",
+            Self::Precision => "precision",
             Self::Excluded => "excluded",
             Self::Limit => "limit",
+            Self::Unavailable => "unavailable",
             Self::Malformed => "malformed",
         }
     }

@@ -12,7 +12,7 @@ use crate::error::BackendError;
 use crate::graph;
 use crate::options::Route;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 
 const REG_NAME: &CStr = c"ORK";
 const DEVICE_NAME: &CStr = c"ORK";
@@ -23,11 +23,11 @@ const SET_THREADS: &CStr = c"ggml_backend_set_n_threads";
 /// Identifies our streams among all of ggml's.
 static GUID: [u8; 16] = *b"ork-rk3588-npu\0\x01";
 
-/// Synchronous, own buffers only: all off.
+/// Synchronous; a mapped model file is used where it lies.
 const CAPS: abi::DeviceCaps = abi::DeviceCaps {
     async_: false,
     host_buffer: false,
-    buffer_from_host_ptr: false,
+    buffer_from_host_ptr: true,
     events: false,
     mmap_support: false,
 };
@@ -144,7 +144,7 @@ const DEVICE: abi::DeviceI = abi::DeviceI {
     init_backend: Some(device_open_stream),
     get_buffer_type: Some(device_buffer_type),
     get_host_buffer_type: None,
-    buffer_from_host_ptr: None,
+    buffer_from_host_ptr: Some(device_buffer_from_ptr),
     supports_op: Some(device_supports_op),
     supports_buft: Some(device_supports_buft),
     offload_op: None,
@@ -177,6 +177,9 @@ const BUFFER: abi::BufferI = abi::BufferI {
     clear: Some(buffer_clear),
     reset: None,
 };
+
+/// A buffer over memory of the host: weights are taken as tensors are placed in it, since nobody writes them.
+const MAPPED_BUFFER: abi::BufferI = abi::BufferI { init_tensor: Some(buffer_init_tensor), ..BUFFER };
 
 const STREAM: abi::StreamI = abi::StreamI {
     get_name: Some(stream_name),
@@ -323,6 +326,31 @@ unsafe extern "C" fn device_buffer_type(device: *mut abi::Device) -> *mut abi::B
     }
 }
 
+unsafe extern "C" fn device_buffer_from_ptr(
+    device: *mut abi::Device,
+    start: *mut c_void,
+    size: usize,
+    _: usize,
+) -> *mut abi::Buffer {
+    // SAFETY: ggml calls with our device.
+    let backend = unsafe { device_state(device) }.backend;
+    // SAFETY: as above.
+    let buft = unsafe { device_buffer_type(device) };
+    backend.guard("buffer_from_host_ptr", null_mut(), || match backend.tables().residency_of(buft) {
+        Some(residency) => {
+            let Some(start) = NonNull::new(start.cast()) else { return null_mut() };
+            // SAFETY: the host vouches for `size` readable bytes that outlive the buffer.
+            let state = unsafe { OrkBuffer::over(backend, residency, start, size) };
+            // SAFETY: the host makes the struct and calls our `free_buffer` before deleting it.
+            unsafe {
+                (backend.host().ggml_backend_buffer_init)(buft, MAPPED_BUFFER, leak(state).cast(), size)
+            }
+        }
+        // SAFETY: as above.
+        None => unsafe { (backend.host().ggml_backend_cpu_buffer_from_ptr)(start, size) },
+    })
+}
+
 unsafe extern "C" fn device_supports_op(device: *mut abi::Device, op: *const abi::Tensor) -> bool {
     // SAFETY: ggml calls with our device.
     let backend = unsafe { device_state(device) }.backend;
@@ -412,6 +440,22 @@ unsafe extern "C" fn buffer_base(buffer: *mut abi::Buffer) -> *mut c_void {
     unsafe { buffer_state(buffer) }.base()
 }
 
+unsafe extern "C" fn buffer_init_tensor(buffer: *mut abi::Buffer, tensor: *mut abi::Tensor) -> c_int {
+    // SAFETY: our buffer.
+    let state = unsafe { buffer_state(buffer) };
+    // SAFETY: live buffer; live tensor of this buffer.
+    let (usage, tensor) = unsafe { ((*buffer).usage, &*tensor) };
+    // SAFETY: the host placed the tensor where its bytes are.
+    let placed = state.backend.guard("init_tensor", Ok(()), || unsafe { state.place(tensor, usage) });
+    match placed {
+        Ok(()) => abi::STATUS_SUCCESS,
+        Err(error) => {
+            state.backend.report(error);
+            abi::STATUS_FAILED
+        }
+    }
+}
+
 unsafe extern "C" fn buffer_memset_tensor(
     buffer: *mut abi::Buffer,
     tensor: *mut abi::Tensor,
@@ -423,10 +467,7 @@ unsafe extern "C" fn buffer_memset_tensor(
     let state = unsafe { buffer_state(buffer) };
     // SAFETY: ggml passes a live tensor of this buffer.
     let tensor = unsafe { &*tensor };
-    report(state, "memset_tensor", || {
-        state.fill_tensor(tensor, offset, size, value);
-        Ok(())
-    });
+    report(state, "memset_tensor", || state.fill_tensor(tensor, offset, size, value));
 }
 
 unsafe extern "C" fn buffer_set_tensor(
@@ -462,10 +503,7 @@ unsafe extern "C" fn buffer_get_tensor(
 unsafe extern "C" fn buffer_clear(buffer: *mut abi::Buffer, value: u8) {
     // SAFETY: our buffer.
     let state = unsafe { buffer_state(buffer) };
-    report(state, "clear", || {
-        state.clear(value);
-        Ok(())
-    });
+    report(state, "clear", || state.clear(value));
 }
 
 // ---- stream ------------------------------------------------------------------------------------------------------

@@ -56,6 +56,12 @@ pub enum BackendError {
         /// Name of the tensor.
         name: String,
     },
+    /// The host wants to write to a weight that lies in its own, mapped memory.
+    #[error("the host wants to write to {name}, which lies in a mapped file")]
+    MappedWrite {
+        /// Name of the tensor.
+        name: String,
+    },
     /// A tensor was written in pieces that are not in order.
     #[error("{name} was written at offset {offset}, expected {expected}")]
     WriteOutOfOrder {
@@ -104,6 +110,9 @@ impl BackendError {
             Self::Unreadable { .. } => {
                 Some("use the route auto, which keeps a copy of the weights the CPU can read".to_owned())
             }
+            Self::MappedWrite { .. } => {
+                Some("load the model without mapping its file (--no-mmap, load.mmap = false)".to_owned())
+            }
             Self::Retired => Some("free models before the engine".to_owned()),
             Self::WriteOutOfOrder { .. } | Self::UnexpectedOperation { .. } | Self::Operand { .. } => Some(
                 "the host does something this backend does not know; please report it with the model's name"
@@ -124,4 +133,23 @@ pub enum InitError {
         /// ggml's name of the operation.
         name: &'static str,
     },
+}
+
+/// An error with its causes and what to do, on one line.
+pub(crate) fn in_full(error: &dyn std::error::Error, hint: Option<&str>) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        // Some errors quote their cause.
+        if !text.ends_with(&next) {
+            text += ": ";
+            text += &next;
+        }
+        cause = error.source();
+    }
+    match hint {
+        Some(hint) => format!("{text} ({hint})"),
+        None => text,
+    }
 }

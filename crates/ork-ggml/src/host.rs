@@ -12,6 +12,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 #[expect(missing_docs, reason = "each field is the ggml function of that name")]
 pub struct Host {
     pub ggml_backend_cpu_buffer_type: unsafe extern "C" fn() -> *mut abi::BufferType,
+    pub ggml_backend_cpu_buffer_from_ptr:
+        unsafe extern "C" fn(ptr: *mut c_void, size: usize) -> *mut abi::Buffer,
     pub ggml_backend_buffer_init: unsafe extern "C" fn(
         buft: *mut abi::BufferType,
         iface: abi::BufferI,
@@ -32,6 +34,7 @@ pub struct Host {
 pub(crate) struct OpCodes {
     pub(crate) none: c_int,
     pub(crate) mul_mat: c_int,
+    pub(crate) mul_mat_id: c_int,
     /// RESHAPE, VIEW, PERMUTE, TRANSPOSE: no work, only another way to look at the same bytes.
     pub(crate) views: [c_int; 4],
 }
@@ -49,6 +52,7 @@ impl Host {
         Ok(OpCodes {
             none: find("NONE")?,
             mul_mat: find("MUL_MAT")?,
+            mul_mat_id: find("MUL_MAT_ID")?,
             views: [find("RESHAPE")?, find("VIEW")?, find("PERMUTE")?, find("TRANSPOSE")?],
         })
     }

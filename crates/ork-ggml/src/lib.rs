@@ -29,6 +29,7 @@ mod error;
 mod graph;
 mod host;
 mod npu;
+mod operands;
 mod options;
 mod pack;
 mod software;

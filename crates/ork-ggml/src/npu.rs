@@ -2,23 +2,48 @@
 //! The NPU driver as the backend's accelerator.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 
 use ork_driver::{Driver, DriverError, MatmulGroup, Tiles, Weight};
 
+use crate::error::in_full;
 use crate::{AccelError, AccelErrorKind, Accelerator, Decline, LoadedWeight, WeightRows};
 
 /// Multiplies on the NPU of an [`ork_driver::Driver`].
-#[derive(Debug)]
 pub struct NpuAccelerator {
-    driver: Arc<Driver>,
+    opened: OnceLock<Result<Arc<Driver>, AccelError>>,
+    /// What it will be, until it is open.
+    expected: String,
+    open: Box<dyn Fn() -> Result<Arc<Driver>, AccelError> + Send + Sync>,
+}
+
+impl fmt::Debug for NpuAccelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NpuAccelerator").field("opened", &self.opened).finish_non_exhaustive()
+    }
 }
 
 impl NpuAccelerator {
     /// An accelerator that shares this driver.
     #[must_use]
     pub fn new(driver: Arc<Driver>) -> Self {
-        Self { driver }
+        Self { opened: Ok(driver).into(), expected: String::new(), open: Box::new(|| Err(never_opened())) }
+    }
+
+    /// An accelerator that is opened when it is first needed, once: programs that never load a model leave the NPU to
+    /// others. `expected` describes it until then. If it cannot be opened, that is logged, and every weight is declined.
+    #[must_use]
+    pub fn lazy(
+        expected: String,
+        open: impl Fn() -> Result<Arc<Driver>, AccelError> + Send + Sync + 'static,
+    ) -> Self {
+        Self { opened: OnceLock::new(), expected, open: Box::new(open) }
+    }
+
+    fn driver(&self) -> Result<&Arc<Driver>, &AccelError> {
+        let open = || (self.open)().inspect_err(|error| tracing::error!("{}", in_full(error, error.hint())));
+        self.opened.get_or_init(open).as_ref()
     }
 }
 
@@ -32,11 +57,16 @@ struct NpuWeight {
 
 impl Accelerator for NpuAccelerator {
     fn describe(&self) -> String {
-        self.driver.device().describe().to_owned()
+        match self.opened.get() {
+            Some(Ok(driver)) => driver.device().describe().to_owned(),
+            Some(Err(error)) => error.to_string(),
+            None => self.expected.clone(),
+        }
     }
 
     fn limits(&self, k: usize, n: usize) -> Result<(), Decline> {
-        self.driver.check(k, n).map_err(|error| {
+        let unavailable = |error: &AccelError| Decline::Unavailable { detail: in_full(error, None) };
+        self.driver().map_err(unavailable)?.check(k, n).map_err(|error| {
             let law = match &*error {
                 DriverError::Declined(decline) => decline.law(),
                 _ => "layout",
@@ -52,13 +82,15 @@ impl Accelerator for NpuAccelerator {
         n: usize,
         rows: &WeightRows<'_>,
     ) -> Result<Box<dyn LoadedWeight>, AccelError> {
-        let weight = self.driver.load(name, k, n, rows).map_err(accel_error)?;
-        Ok(Box::new(NpuWeight { weight, driver: Arc::clone(&self.driver) }))
+        let driver = self.driver().map_err(AccelError::clone)?;
+        let weight = driver.load(name, k, n, rows).map_err(accel_error)?;
+        Ok(Box::new(NpuWeight { weight, driver: Arc::clone(driver) }))
     }
 
     fn load_tiles(&self, name: &str, tiles: Tiles) -> Result<Box<dyn LoadedWeight>, AccelError> {
-        let weight = self.driver.load_tiles(name, tiles).map_err(accel_error)?;
-        Ok(Box::new(NpuWeight { weight, driver: Arc::clone(&self.driver) }))
+        let driver = self.driver().map_err(AccelError::clone)?;
+        let weight = driver.load_tiles(name, tiles).map_err(accel_error)?;
+        Ok(Box::new(NpuWeight { weight, driver: Arc::clone(driver) }))
     }
 
     fn matmul_group(
@@ -74,8 +106,13 @@ impl Accelerator for NpuAccelerator {
             let any: &dyn Any = *weight;
             parts.push((&any.downcast_ref::<NpuWeight>().ok_or_else(foreign)?.weight, &mut **out));
         }
-        self.driver.matmul(&mut MatmulGroup { m, x, parts }).map_err(accel_error)
+        let driver = self.driver().map_err(AccelError::clone)?;
+        driver.matmul(&mut MatmulGroup { m, x, parts }).map_err(accel_error)
     }
+}
+
+fn never_opened() -> AccelError {
+    AccelError::new(AccelErrorKind::Bug, "an open accelerator was opened again")
 }
 
 impl LoadedWeight for NpuWeight {

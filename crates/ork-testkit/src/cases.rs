@@ -132,9 +132,9 @@ impl Budget {
     pub const CI: Self = Self { cases: 500, macs_per_case_max: 1 << 30, macs_total: 1 << 36 };
     /// For every run, of one of several precisions: 200 cases, at most 0.5 billion multiply-accumulates.
     pub const CI_ONE_PRECISION: Self = Self { cases: 200, macs_per_case_max: 1 << 25, macs_total: 1 << 29 };
-    /// For a slow tier, of one precision: 20,000 cases, at most 137 billion multiply-accumulates.
+    /// For a slow tier, of one precision: 20,000 cases, at most 69 billion multiply-accumulates.
     pub const SLOW_ONE_PRECISION: Self =
-        Self { cases: 20_000, macs_per_case_max: 1 << 28, macs_total: 1 << 37 };
+        Self { cases: 20_000, macs_per_case_max: 1 << 28, macs_total: 1 << 36 };
     /// For a slow tier: 10,000 cases, at most 1.1 trillion multiply-accumulates, any size in one case.
     pub const SLOW: Self = Self { cases: 10_000, macs_per_case_max: 1 << 35, macs_total: 1 << 40 };
 }

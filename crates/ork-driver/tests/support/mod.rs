@@ -2,7 +2,10 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod bench;
+pub(crate) mod edges;
+pub(crate) mod kill;
 pub(crate) mod precisions;
+pub(crate) mod ways;
 
 use std::time::{Duration, Instant};
 

@@ -8,13 +8,14 @@
 //! The order of the sums is not part of it: silicon's is not known (isa-notes NS-22).
 
 use half::{bf16, f16};
-use ork_driver::{Driver, DriverCounters, Operands, Requantise, Values};
+use ork_device::DriverKind;
+use ork_driver::{DriverCounters, Operands, Requantise, Values};
 use ork_isa::soc::RK3588;
 use ork_layout::{Format, Int4};
 use ork_plan::{PlanOptions, Product, weight_layout_with};
 use ork_testkit::{Boundaries, Case, Shape, Stream, compare, reference};
 
-use super::{assert_nothing_lives, driver_with};
+use super::ways::{self, Given, Way};
 
 /// Two roundings to fp32, each half a unit in the last place of 24 bits, and the sums in fp64: relative to the sum of the
 /// magnitudes of the products.
@@ -34,57 +35,47 @@ pub(crate) fn boundaries(product: Product) -> Boundaries {
     }
 }
 
-/// Output heads and deep projections, with the other sizes small enough for a test of every run.
-pub(crate) fn heads() -> Vec<Case> {
-    let shapes = [(1, 8, 151_936), (3, 33, 151_936), (1, 18_944, 17), (2, 18_944, 64), (5, 18_944, 7)];
-    shapes.iter().zip(0..).map(|(&(m, k, n), seed)| Case::new(Shape::new(m, k, n), seed)).collect()
-}
-
-/// Runs all cases on one core and on three, and fails with every case that differs.
+/// Runs each case on one of the ways of each kernel, and fails with every case that differs. Which way is decided by the
+/// case's seed, so that each way gets its share of every kind of case.
 pub(crate) fn sweep(product: Product, cases: &[Case]) {
-    sweep_with(product, cases, &PlanOptions::default());
-}
-
-/// The same with plans of these options; returns what the driver with three cores did.
-pub(crate) fn sweep_with(product: Product, cases: &[Case], options: &PlanOptions) -> DriverCounters {
-    let drivers = [1, 3].map(|cores| driver_with(cores, options.clone()));
+    let options = PlanOptions::default();
+    let ways = ways::all(&options);
     let mut wrong = Vec::new();
     for (index, case) in cases.iter().enumerate() {
-        let devices: Vec<&Driver> = drivers.iter().map(|(driver, _)| driver).collect();
-        for (driver, message) in check(product, case, index, options, &devices) {
-            wrong.push(format!("{product}, {} cores: {message}", devices[driver].device().cores()));
-        }
+        let pick = |ways: &Vec<Way>, draw: u64| (draw % ways.len() as u64) as usize;
+        let (one, other) = (pick(&ways[0], case.seed), pick(&ways[1], case.seed >> 32));
+        wrong.extend(check(product, case, index, &options, &[&ways[0][one], &ways[1][other]]));
     }
     assert!(wrong.is_empty(), "{} of {} runs differ:\n{}", wrong.len(), 2 * cases.len(), wrong.join("\n"));
-    let counters = drivers[1].0.counters();
-    for (driver, board) in drivers {
-        drop(driver);
-        assert_nothing_lives(&board);
+    let fair = cases.len() / ways[0].len();
+    ways.into_iter().flatten().for_each(|way| way.close((fair / 2) as u32));
+}
+
+/// Runs all cases on one core and on three with plans of these options; returns what the driver with three cores did.
+pub(crate) fn sweep_with(product: Product, cases: &[Case], options: &PlanOptions) -> DriverCounters {
+    let ways = [1, 3].map(|cores| Way::new(DriverKind::Rknpu, cores, Given::Blocking, options));
+    let mut wrong = Vec::new();
+    for (index, case) in cases.iter().enumerate() {
+        wrong.extend(check(product, case, index, options, &ways.each_ref()));
     }
+    assert!(wrong.is_empty(), "{} of {} runs differ:\n{}", wrong.len(), 2 * cases.len(), wrong.join("\n"));
+    let counters = ways[1].driver().counters();
+    ways.into_iter().for_each(|way| way.close(cases.len() as u32));
     counters
 }
 
-/// The drivers whose result differs from the reference, and how.
-fn check(
-    product: Product,
-    case: &Case,
-    index: usize,
-    options: &PlanOptions,
-    drivers: &[&Driver],
-) -> Vec<(usize, String)> {
+/// What differs from the reference, by way.
+fn check(product: Product, case: &Case, index: usize, options: &PlanOptions, ways: &[&Way]) -> Vec<String> {
     let shape = case.shape;
     let size = (shape.m as usize, shape.k as usize, shape.n as usize);
     let (mut a, mut b) = (case.feature_stream(), case.weight_stream());
     let (a_len, b_len) = (shape.features_len(), shape.weights_len());
     let run = |operands: &Operands<'_>, judge: &dyn Fn(Values) -> Result<(), String>| {
         let mut wrong = Vec::new();
-        for (index, driver) in drivers.iter().enumerate() {
-            let outcome = driver
-                .product(size.0, size.1, size.2, operands)
-                .map_err(|error| format!("{error:?}"))
-                .and_then(judge);
+        for way in ways {
+            let outcome = way.product(size, operands).map_err(|error| format!("{error:?}")).and_then(judge);
             if let Err(message) = outcome {
-                wrong.push((index, format!("{case}: {message}")));
+                wrong.push(format!("{product}, {}: {case}: {message}", way.name));
             }
         }
         wrong
@@ -92,17 +83,23 @@ fn check(
     match product {
         Product::Int8 => {
             let (a, b) = (a.i8s(a_len), b.i8s(b_len));
-            let want = reference::fast_i8(&a, &b, shape);
-            run(&Operands::Int8 { a: &a, b: &b }, &|got| exact(&got, &Values::I32(want.clone()), shape))
+            let operands = Operands::Int8 { a: &a, b: &b };
+            if shape.k > reference::K_MAX_I32 {
+                let want = Values::I64(reference::fast_i8_i64(&a, &b, shape));
+                run(&operands, &|got| exact(&got, &want, shape))
+            } else {
+                let want = Values::I32(reference::fast_i8(&a, &b, shape));
+                run(&operands, &|got| exact(&got, &want, shape))
+            }
         }
         Product::Int8ToInt8 => {
             let by = requantisation(&mut b, shape);
             let (a, b) = (a.i8s(a_len), b.i8s(b_len));
             let sums = reference::fast_i8_i64(&a, &b, shape);
             let narrow = |sum: &i64| reference::requantise(*sum, by.multiplier, by.shift, by.offset);
-            let want: Vec<i8> = sums.iter().map(narrow).collect();
+            let want = Values::I8(sums.iter().map(narrow).collect());
             let operands = Operands::Int8ToInt8 { a: &a, b: &b, by };
-            run(&operands, &|got| exact(&got, &Values::I8(want.clone()), shape))
+            run(&operands, &|got| exact(&got, &want, shape))
         }
         Product::Int4 => {
             let (mut a, b) = (a.i4s(a_len), b.i4s(b_len));
@@ -113,15 +110,15 @@ fn check(
             }
             let layout = weight_layout_with(Format::INT4_INT16, shape.k, shape.n, &RK3588, options).unwrap();
             let lens: Vec<u32> = layout.slices().iter().map(|slice| slice.len).collect();
-            let want = reference::matmul_i4(&a, &b, shape, &lens);
+            let want = Values::I32(reference::matmul_i4(&a, &b, shape, &lens));
             let codes = |codes: &[i8]| codes.iter().map(|code| Int4::new(*code).unwrap()).collect::<Vec<_>>();
             let (a, b) = (codes(&a), codes(&b));
-            run(&Operands::Int4 { a: &a, b: &b }, &|got| exact(&got, &Values::I32(want.clone()), shape))
+            run(&Operands::Int4 { a: &a, b: &b }, &|got| exact(&got, &want, shape))
         }
         Product::Int16 => {
             let (a, b) = (a.i16s(a_len), b.i16s(b_len));
-            let want = reference::matmul_i16(&a, &b, shape);
-            run(&Operands::Int16 { a: &a, b: &b }, &|got| exact(&got, &Values::I64(want.clone()), shape))
+            let want = Values::I64(reference::matmul_i16(&a, &b, shape));
+            run(&Operands::Int16 { a: &a, b: &b }, &|got| exact(&got, &want, shape))
         }
         Product::Int16Native => {
             // The largest magnitude whose sums cannot saturate.
@@ -133,22 +130,26 @@ fn check(
                     .collect()
             };
             let (a, b) = (limit(a.i16s(a_len)), limit(b.i16s(b_len)));
-            let want = reference::matmul_i16(&a, &b, shape);
+            let want = Values::I64(reference::matmul_i16(&a, &b, shape));
             let operands = Operands::Int16Native { a: &a, b: &b };
-            run(&operands, &|got| exact(&got, &Values::I64(want.clone()), shape))
+            run(&operands, &|got| exact(&got, &want, shape))
         }
         Product::Fp16 => {
             let half = |x: Vec<f32>| x.into_iter().map(f16::from_f32).collect::<Vec<_>>();
-            let (a, b) =
-                (half(floats(&mut a, a_len, index, -24, 14)), half(floats(&mut b, b_len, index, -24, 14)));
+            let (a, b) = (
+                half(floats(&mut a, a_len, index, shape.k, (-24, 14))),
+                half(floats(&mut b, b_len, index, shape.k, (-24, 14))),
+            );
             let want = wide(&a, &b, f16::to_f32, shape);
             let operands = Operands::Fp16 { a: &a, b: &b };
             run(&operands, &|got| near(&got, &want, FP32_SUMS, index, shape))
         }
         Product::Fp16ToFp16 => {
             let half = |x: Vec<f32>| x.into_iter().map(f16::from_f32).collect::<Vec<_>>();
-            let (a, b) =
-                (half(floats(&mut a, a_len, index, -6, 0)), half(floats(&mut b, b_len, index, -6, 0)));
+            let (a, b) = (
+                half(floats(&mut a, a_len, index, shape.k, (-6, 0))),
+                half(floats(&mut b, b_len, index, shape.k, (-6, 0))),
+            );
             let want = wide(&a, &b, f16::to_f32, shape);
             let operands = Operands::Fp16ToFp16 { a: &a, b: &b };
             run(&operands, &|got| match got {
@@ -166,14 +167,19 @@ fn check(
         }
         Product::Bf16 => {
             let half = |x: Vec<f32>| x.into_iter().map(bf16::from_f32).collect::<Vec<_>>();
-            let (a, b) =
-                (half(floats(&mut a, a_len, index, -55, 55)), half(floats(&mut b, b_len, index, -55, 55)));
+            let (a, b) = (
+                half(floats(&mut a, a_len, index, shape.k, (-55, 55))),
+                half(floats(&mut b, b_len, index, shape.k, (-55, 55))),
+            );
             let want = wide(&a, &b, bf16::to_f32, shape);
             let operands = Operands::Bf16 { a: &a, b: &b };
             run(&operands, &|got| near(&got, &want, FP32_SUMS, index, shape))
         }
         Product::Tf32 => {
-            let (a, b) = (floats(&mut a, a_len, index, -55, 55), floats(&mut b, b_len, index, -55, 55));
+            let (a, b) = (
+                floats(&mut a, a_len, index, shape.k, (-55, 55)),
+                floats(&mut b, b_len, index, shape.k, (-55, 55)),
+            );
             // The array ignores the low 13 bits of the mantissa (isa-notes NS-16).
             let want = wide(&a, &b, |x| f32::from_bits(x.to_bits() >> 13 << 13), shape);
             let operands = Operands::Tf32 { a: &a, b: &b };
@@ -183,9 +189,14 @@ fn check(
 }
 
 /// Small integers, or magnitudes between two powers of two.
-fn floats(stream: &mut Stream, len: usize, index: usize, low: i32, high: i32) -> Vec<f32> {
-    // 29² · 18944 < 2²⁴: no sum rounds.
-    if index.is_multiple_of(2) { stream.integers(len, 29) } else { stream.f32s_between(len, low, high) }
+fn floats(stream: &mut Stream, len: usize, index: usize, k: u32, (low, high): (i32, i32)) -> Vec<f32> {
+    if index.is_multiple_of(2) {
+        // The largest magnitude up to 29 whose sums of products stay below 2²⁴: no sum rounds.
+        let magnitude = (1..=29).rev().find(|x| u64::from(k) * x * x < 1 << 24).unwrap() as u32;
+        stream.integers(len, magnitude)
+    } else {
+        stream.f32s_between(len, low, high)
+    }
 }
 
 fn wide<T: Copy>(a: &[T], b: &[T], float: impl Fn(T) -> f32, shape: Shape) -> Vec<(f64, f64)> {

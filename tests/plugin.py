@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""An unmodified llama.cpp with the plug-in, on the emulated board.
+
+Usage: plugin.py PROGRAMS PLUGIN MODEL TEXT [STEP...]
+
+PROGRAMS is the folder of llama.cpp's programs (scripts/stock-llama), PLUGIN the library, MODEL a GGUF file, TEXT a text
+of at least 512 tokens. Steps: refused, ops, bench, perplexity, server; all of them by default.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+# Fewest cases of ggml's backend test that must be claimed, and pass. What is declined is neither passed nor failed there, so
+# that a device that declines everything passes, too.
+CLAIMED_MIN = {"MUL_MAT": 900, "MUL_MAT_ID": 700}
+# Cases that pack a billion weights for one product; the rest covers their shapes.
+TOO_LARGE = r"n_mats=128,n_used=4,b=0,m=4096"
+
+
+class Failed(Exception):
+    pass
+
+
+def environment(plugin, **settings):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ORK_")}
+    env.update(GGML_BACKEND_PATH=plugin, OMP_WAIT_POLICY="passive", ORK_DEVICE__KIND="sim")
+    env.update(settings)
+    return env
+
+
+def run(command, env, timeout=900):
+    """The program's output; both streams of a failed one are shown."""
+    done = subprocess.run(command, env=env, timeout=timeout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise Failed(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+    return done.stdout, done.stderr
+
+
+def executed(report):
+    """Products that a report counts."""
+    found = re.search(r"executed +(\d+) matmuls.* (\d+) in software, (\d+) failed", report)
+    if not found:
+        raise Failed(f"no report of the plug-in in:\n{report[-4000:]}")
+    products, software, failed = map(int, found.groups())
+    if software or failed:
+        raise Failed(f"{software} products in software, {failed} failed:\n{report[-4000:]}")
+    return products
+
+
+class Stock:
+    def __init__(self, programs, plugin, model, text):
+        self.programs, self.plugin, self.model, self.text = programs, os.path.abspath(plugin), model, text
+        self.threads = str(min(4, os.cpu_count() or 1))
+
+    def program(self, name):
+        return os.path.join(self.programs, name)
+
+    def refused(self):
+        """What cannot work says so, and the program goes on without the NPU."""
+        command = [self.program("llama-bench"), "--list-devices"]
+        for settings, wanted in [
+            ({"ORK_OFFLOAD__ROUT": "npu"}, "no option offload.rout; did you mean offload.route?"),
+            ({"ORK_DEVICE__CORES": "many"}, "device.cores"),
+            ({"ORK_CONFIG": "/nowhere/ork.toml"}, "cannot read the configuration file /nowhere/ork.toml"),
+        ]:
+            _, err = run(command, environment(self.plugin, **settings))
+            if f"ork: the settings are wrong: " not in err or wanted not in err:
+                raise Failed(f"{settings}: no word of {wanted!r} in:\n{err}")
+        _, err = run(command, environment(self.plugin, ORK_DEVICE__KIND="rknpu", ORK_DEVICE__DEV_ROOT="/nowhere"))
+        if "not supported on this system" not in err:
+            raise Failed(f"a board that is not there was promised:\n{err}")
+
+    def ops(self):
+        env = environment(
+            self.plugin,
+            ORK_OFFLOAD__FOREIGN_WEIGHTS="pack_per_call",
+            ORK_OFFLOAD__MIN_ROWS="1",
+            ORK_PLUGIN__REPORT="summary",
+        )
+        for op, least in CLAIMED_MIN.items():
+            start = time.monotonic()
+            command = [self.program("test-backend-ops"), "test", "-b", "ORK", "-o", op]
+            out, err = run([*command, "-p", f"^(?!.*{TOO_LARGE})"], env, timeout=3600)
+            passed, tests = map(int, re.search(r"(\d+)/(\d+) tests passed", out).groups())
+            declined = len(re.findall(r"not supported \[", out))
+            seconds = time.monotonic() - start
+            print(f"{op}: {passed} of {tests} claimed cases pass, {declined} declined, {seconds:.0f} s")
+            if passed != tests or passed < least:
+                wrong = [line for line in out.splitlines() if "FAIL" in line]
+                raise Failed("\n".join([f"{op}: at least {least} cases must be claimed and pass", *wrong[:20]]))
+            if executed(err) < passed:
+                raise Failed(f"{op}: fewer products than cases:\n{err[-2000:]}")
+
+    def bench(self):
+        env = environment(self.plugin, ORK_OFFLOAD__ROUTE="npu", ORK_PLUGIN__REPORT="table")
+        command = [self.program("llama-bench"), "-m", self.model, "-t", self.threads]
+        out, err = run([*command, "-p", "128", "-n", "4", "-r", "1", "-o", "json"], env)
+        rows = json.loads(out)
+        speeds = [f"{'prefill' if row['n_prompt'] else 'decode'} {row['avg_ts']:.1f} tokens/s" for row in rows]
+        # A warm-up and a measured run of each: 30 layers of 7 products, and the output.
+        least = 30 * 7 * (1 + 4)
+        if len(rows) != 2 or executed(err) < least or "blk.*.ffn_down.weight" not in err:
+            raise Failed(f"llama-bench: {rows}\n{err[-4000:]}")
+        print(f"llama-bench: {', '.join(speeds)}; {executed(err)} products")
+
+    def perplexity_of(self, **settings):
+        env = environment(self.plugin, **settings)
+        command = [self.program("llama-perplexity"), "-m", self.model, "-f", self.text, "-t", self.threads]
+        out, err = run([*command, "-c", "256", "--chunks", "2"], env)
+        return float(re.search(r"Final estimate: PPL = ([0-9.]+)", out + err).group(1)), err
+
+    def perplexity(self):
+        """The plug-in's figure against the CPU's; scripts/test holds the in-process figure against the same."""
+        cpu, _ = self.perplexity_of(ORK_OFFLOAD__ROUTE="cpu")
+        npu, err = self.perplexity_of(ORK_OFFLOAD__ROUTE="npu", ORK_PLUGIN__REPORT="summary")
+        print(f"llama-perplexity: CPU {cpu:.4f}, plug-in {npu:.4f}, {executed(err)} products")
+        if not abs(npu / cpu - 1) < 0.02:
+            raise Failed("the plug-in's perplexity is more than 2 % from the CPU's")
+
+    def server(self):
+        """Several slots at once, then the end that a service manager asks for."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [self.program("llama-server"), "-m", self.model, "-t", self.threads, "--port", str(port)]
+        env = environment(self.plugin, ORK_OFFLOAD__MIN_ROWS="8", ORK_PLUGIN__REPORT="summary")
+        server = subprocess.Popen(
+            [*command, "-c", "1024", "-np", "2"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        lines = []
+        reader = threading.Thread(target=lambda: lines.extend(server.stdout), daemon=True)
+        reader.start()
+        try:
+            self.wait_until_healthy(server, port, lines)
+            answers = [None, None]
+
+            def ask(slot, prompt):
+                body = {"prompt": prompt, "n_predict": 8, "temperature": 0, "cache_prompt": False}
+                request = urllib.request.Request(
+                    f"http://127.0.0.1:{port}/completion",
+                    json.dumps(body).encode(),
+                    {"Content-Type": "application/json"},
+                )
+                with urllib.request.urlopen(request, timeout=300) as reply:
+                    answers[slot] = json.load(reply)
+
+            prompts = [
+                "The capital of France is the city of Paris, and the capital of Italy is the city of",
+                "One, two, three, four, five, six, seven, eight, nine, ten, eleven,",
+            ]
+            threads = [threading.Thread(target=ask, args=pair) for pair in enumerate(prompts)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(timeout=60)
+            reader.join(timeout=60)
+        texts = [answer and answer.get("content") for answer in answers]
+        log = "".join(lines)
+        print(f"llama-server: {texts}; {executed(log)} products")
+        if not texts[0] or "Rome" not in texts[0] or not texts[1] or "twelve" not in texts[1].lower():
+            raise Failed(f"llama-server answered {texts}\n{log[-4000:]}")
+
+    @staticmethod
+    def wait_until_healthy(server, port, lines):
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline and server.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as reply:
+                    if reply.status == 200:
+                        return
+            except OSError:
+                time.sleep(0.2)
+        raise Failed(f"llama-server did not come up:\n{''.join(lines)[-4000:]}")
+
+
+def main():
+    programs, plugin, model, text, *steps = sys.argv[1:]
+    stock = Stock(programs, plugin, model, text)
+    for step in steps or ["refused", "ops", "bench", "perplexity", "server"]:
+        try:
+            getattr(stock, step)()
+        except Failed as failure:
+            print(f"{step}: {failure}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
