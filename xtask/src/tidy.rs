@@ -40,6 +40,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ork-driver",
             "ork-ggml",
             "ork-engine",
+            "ork-pack",
+            "ork-quant",
             "ork-emu",
             "ork-drm",
             "ork-trace",
