@@ -6,7 +6,7 @@
 //! - [`Pack`] maps one. It refuses, naming both sides, what belongs to another version, SoC, layout or model.
 //! - [`verify`], [`info`], [`diff`] and [`census`] answer questions about packs as data; nothing here prints.
 //! - [`tile_w8a8`], [`tile_i4a8`] and [`tile_codes`] turn rows of weights into the bytes of a tensor.
-//! - [`save_statistics`] and [`load_statistics`] keep calibration between runs; [`Imatrix`] reads what llama.cpp's tool
+//! - [`save_statistics`] and [`StatisticsFile`] keep calibration between runs, and say which text it read; [`Imatrix`] reads what llama.cpp's tool
 //!   wrote.
 //!
 //! The bytes are drawn in docs/reference/orkpack.md.
@@ -27,6 +27,7 @@ mod journal;
 mod reader;
 mod source;
 mod statistics;
+mod text;
 mod tile;
 mod verify;
 mod writer;
@@ -41,7 +42,8 @@ pub use imatrix::{Imatrix, ImatrixEntry, ImatrixError};
 pub use info::{Info, SchemeTotal, info};
 pub use reader::{Expected, Pack, Tensor, VERSION};
 pub use source::{SourceId, SourceSample};
-pub use statistics::{STATISTICS_VERSION, load_statistics, parse_statistics, save_statistics};
-pub use tile::{TileError, TiledWeight, tile_codes, tile_i4a8, tile_w8a8};
+pub use statistics::{CalibrationRun, STATISTICS_VERSION, StatisticsFile, save_statistics};
+pub use text::{Calibration, TextUse};
+pub use tile::{TileError, TiledWeight, tile_codes, tile_i4a8, tile_stored_codes, tile_w8a8};
 pub use verify::{Damage, Verification, verify};
 pub use writer::{NewTensor, PackWriter, PackWritten, WriteOptions};
