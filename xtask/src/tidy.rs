@@ -21,6 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-synth", &["ork-isa", "ork-plan", "ork-layout"]),
     ("ork-quant", &[]),
     ("ork-pack", &["ork-layout", "ork-quant"]),
+    ("ork-recipe", &["ork-isa", "ork-layout", "ork-plan", "ork-quant", "ork-pack"]),
     ("ork-drm", &[]),
     ("ork-rknpu", &["ork-drm"]),
     ("ork-rocket", &["ork-drm"]),
@@ -29,7 +30,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-driver", &["ork-isa", "ork-layout", "ork-plan", "ork-synth", "ork-quant", "ork-device"]),
     ("ork-ggml", &["ork-driver", "ork-quant"]),
     ("ork-engine", &["ork-ggml"]),
-    ("ork-config", &["ork-device", "ork-driver", "ork-ggml", "ork-engine"]),
+    ("ork-config", &["ork-device", "ork-driver", "ork-ggml", "ork-engine", "ork-recipe"]),
     (
         "ork-cli",
         &[
@@ -47,6 +48,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ork-timing",
             "ork-isa",
             "ork-conformance",
+            "ork-quant",
+            "ork-pack",
+            "ork-recipe",
         ],
     ),
     ("ork-trace", &["ork-isa", "ork-drm", "ork-rknpu", "ork-rocket"]),
