@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use ork_config::Config;
+use ork_corpus::{Corpus, CorpusError, Part, SplitRule};
 use ork_engine::{
     ContextOptions, Engine, LogSink, Model, Observation, ObservedProduct, Observer,
 };
-use ork_pack::{CalibrationRun, PackError, SourceSample, StatisticsFile, TextUse, save_statistics};
+use ork_pack::{CalibrationRun, PackError, SourceSample, StatisticsFile, save_statistics};
 use ork_quant::Collect;
 use ork_recipe::{CalibrationInput, Collector, RecipeError, WeightSource};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, chain};
 use crate::flags::Settings;
 use crate::progress;
 use crate::weights::ModelWeights;
@@ -25,7 +26,7 @@ pub(crate) struct CalibrateArgs {
     /// Model file, GGUF of any type
     #[arg(short, long, value_name = "FILE")]
     model: PathBuf,
-    /// Text file to read, from its start
+    /// Text file to read
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
     /// Statistics file to write; an unfinished one of the same command is continued
@@ -34,8 +35,18 @@ pub(crate) struct CalibrateArgs {
     /// What to keep: sums for smooth and imatrix, hessian for gptq as well
     #[arg(long, value_enum, default_value_t = Keep::Hessian)]
     collect: Keep,
+    /// Which part of the text to read, from its start; the held-out part stays for `ork ppl`
+    #[arg(long, value_enum, default_value_t = Read::Seen)]
+    part: Read,
     #[command(flatten)]
     settings: Settings,
+}
+
+/// A part of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Read {
+    Seen,
+    Whole,
 }
 
 /// What to keep of activations.
@@ -51,8 +62,11 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<(), Failure> {
         Keep::Sums => Collect::Sums,
         Keep::Hessian => Collect::Hessian,
     };
-    let text = std::fs::read_to_string(&args.file)
-        .map_err(|error| Failure::usage(format!("cannot read {}: {error}", args.file.display())))?;
+    let corpus = Corpus::read(&args.file).map_err(|error| bad_text(&error))?;
+    let excerpt = match args.part {
+        Read::Whole => corpus.whole(),
+        Read::Seen => corpus.split(SplitRule::default()).map_err(|error| bad_text(&error))?.part(Part::Seen),
+    };
     let weights = ModelWeights::open(&args.model, &config)?;
     let claimed: HashMap<String, usize> =
         weights.weights().iter().map(|weight| (weight.name.clone(), weight.k)).collect();
@@ -70,27 +84,25 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     });
     bar.finish_and_clear();
     let model = model?;
-    let windows = windows(&model, &text, &config)?;
-    let consumed = windows.text_bytes.min(text.len() as u64);
-    let name = args.file.file_name().unwrap_or_default().to_string_lossy();
+    let windows = windows(&model, &excerpt.text(), &config)?;
     let run = CalibrationRun {
         model: sample,
-        text: TextUse::of(name, text.as_bytes(), 0..consumed),
+        text: excerpt.origin(),
         window_tokens: config.calibrate.window_tokens,
-        tokens: windows.list.iter().map(|window| window.len() as u64).sum(),
+        tokens: windows.iter().map(|window| window.len() as u64).sum(),
     };
-    let inputs = inputs(&model, &claimed, &config, windows.list[0][0])?;
-    gather(args, &config, &model, &windows.list, &run, &inputs, collect)
+    let inputs = inputs(&model, &claimed, &config, windows[0][0])?;
+    gather(args, &config, &model, &windows, &run, &inputs, collect)
 }
 
-struct Windows {
-    /// Tokens that are evaluated together, start tokens included.
-    list: Vec<Vec<i32>>,
-    /// Bytes of the text that they cover, rounded up.
-    text_bytes: u64,
+fn bad_text(error: &CorpusError) -> Failure {
+    let hint = matches!(error, CorpusError::TooShort { .. })
+        .then(|| "--part whole reads all of it, and leaves nothing to measure on".to_owned());
+    Failure::Failed { code: 2, message: chain(error), hint }
 }
 
-fn windows(model: &Model, text: &str, config: &Config) -> Result<Windows, Failure> {
+/// Tokens that are evaluated together, start tokens included.
+fn windows(model: &Model, text: &str, config: &Config) -> Result<Vec<Vec<i32>>, Failure> {
     let options = &config.calibrate;
     let start = model.tokenize("")?;
     let tokens = model.tokenize(text)?;
@@ -111,14 +123,7 @@ fn windows(model: &Model, text: &str, config: &Config) -> Result<Windows, Failur
         eprintln!("note: the text has {} tokens, {} were asked for", used.len(), options.tokens);
     }
     let list = used.chunks(options.window_tokens as usize - start.len());
-    let list = list.map(|piece| [start.as_slice(), piece].concat()).collect();
-    // Tokens may stand for less text than they print (a leading space), never for more than this.
-    let text_bytes = if used.len() == tokens.len() {
-        text.len() as u64
-    } else {
-        model.detokenize(used).len() as u64 + 64
-    };
-    Ok(Windows { list, text_bytes })
+    Ok(list.map(|piece| [start.as_slice(), piece].concat()).collect())
 }
 
 fn context(config: &Config) -> ContextOptions {

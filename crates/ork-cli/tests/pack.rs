@@ -71,7 +71,9 @@ fn half_precision() -> TinyModel {
     TinyModel { weight_type: WeightType::F16, ..TinyModel::default() }
 }
 
-const TOKENS: [&str; 4] = ["--set", "calibrate.tokens=300", "--set", "calibrate.window_tokens=64"];
+/// The text is too short to be split.
+const TOKENS: [&str; 6] =
+    ["--part", "whole", "--set", "calibrate.tokens=300", "--set", "calibrate.window_tokens=64"];
 
 fn calibrate(model: &str, output: &str) -> (String, String) {
     says(&[&["calibrate", "-m", model, "-f", &text(), "-o", output], &TOKENS[..]].concat())
@@ -115,7 +117,7 @@ fn every_scheme_is_packed_looked_at_and_compared() {
         assert_eq!(info["calibration"].is_null(), !args.contains(&"--stats"), "{scheme}: {info}");
         if args.contains(&"--stats") {
             assert_eq!(info["calibration"]["text"]["name"], "prose.txt");
-            assert_eq!(info["calibration"]["text"]["from"], 0);
+            assert_eq!(info["calibration"]["text"]["part"], "whole");
         }
         let (lines, _) = says(&["pack", "info", &pack, "--tensors"]);
         assert!(lines.contains("blk.1.ffn_down.weight") && lines.contains("token_embd.weight"), "{lines}");
@@ -215,7 +217,8 @@ fn bad_input_is_one_clear_line() {
     fails(&["pack", "-m", &folder.path("none"), "-o", &pack], 1, &["none"]);
     fails(&["pack", "-m", &model, "-o", "/nonexistent/m.orkpack"], 1, &["/nonexistent"]);
     fails(&["pack", "info", &folder.path("none")], 1, &["none"]);
-    let read = |rest: &[&str]| [&["calibrate", "-m", &model, "-f", &text(), "-o", &stats], rest].concat();
+    let read = |rest: &[&str]| [&["calibrate", "-m", &model, "-f", &text(), "-o", &stats, "--part", "whole"], rest].concat();
+    fails(&["calibrate", "-m", &model, "-f", &text(), "-o", &stats], 2, &["prose.txt", "--part whole"]);
     fails(&read(&["--set", "calibrate.memory_bytes_max=1000"]), 1, &["1000 are allowed", "memory_bytes_max"]);
     fails(&read(&["--set", "calibrate.window_tokens=100000"]), 2, &["calibrate.window_tokens"]);
     fails(&read(&["--set", "calibrate.tokens=0"]), 2, &["calibrate.tokens"]);
@@ -278,7 +281,7 @@ fn a_killed_calibration_is_continued_to_the_same_sums() {
     let folder = Folder::new();
     let model = folder.model("m.gguf", &half_precision());
     let (stats, reference) = (folder.path("m.orkstat"), folder.path("r.orkstat"));
-    let settings = ["--set", "calibrate.tokens=2000", "--set", "calibrate.window_tokens=32"];
+    let settings = ["--part", "whole", "--set", "calibrate.tokens=2000", "--set", "calibrate.window_tokens=32"];
     let text = text();
     let calibrate = |output: &str| {
         let mut command = ork(&["calibrate", "-m", &model, "-f", &text, "-o", output]);

@@ -10,7 +10,6 @@ use std::ptr::NonNull;
 /// A product of a weight in a graph of the CPU backend.
 #[derive(Debug)]
 pub(crate) struct WeightProduct<'a> {
-    tensor: &'a sys::ggml_tensor,
     weight: &'a sys::ggml_tensor,
     input: &'a sys::ggml_tensor,
 }
@@ -25,11 +24,7 @@ impl<'a> WeightProduct<'a> {
         let tensor = unsafe { node.as_ref() }.filter(|tensor| tensor.op == sys::GGML_OP_MUL_MAT)?;
         // SAFETY: passed on.
         let (weight, input) = unsafe { (tensor.src[0].as_ref()?, tensor.src[1].as_ref()?) };
-        (input.type_ == sys::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>()).then_some(Self {
-            tensor,
-            weight,
-            input,
-        })
+        (input.type_ == sys::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>()).then_some(Self { weight, input })
     }
 
     /// Name of the weight.

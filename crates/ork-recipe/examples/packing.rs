@@ -16,8 +16,9 @@ use std::time::Instant;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use ork_isa::soc::RK3588;
+use ork_corpus::Corpus;
 use ork_pack::{
-    CalibrationRun, Hash, Pack, SourceId, SourceSample, StatisticsFile, TextUse, WriteOptions, save_statistics,
+    CalibrationRun, Hash, Pack, SourceId, SourceSample, StatisticsFile, WriteOptions, save_statistics,
 };
 use ork_plan::PlanOptions;
 use ork_quant::Collect;
@@ -171,7 +172,7 @@ fn measure_gptq(folder: &Path) {
     }
     println!("Hessian of 3072 rows of {FF} channels: {:.1} s", start.elapsed().as_secs_f64());
     collector.advance(3072);
-    let text = TextUse::of("bench", b"text", 0..4);
+    let text = Corpus::from_text("bench", "text").expect("a text").whole().origin();
     let model = SourceSample { bytes: 1, hash: Hash::of(b"layer") };
     let run = CalibrationRun { model, text, window_tokens: 512, tokens: 3072 };
     let (stats, path) = (folder.join("bench.orkstat"), folder.join("bench.orkpack"));

@@ -6,8 +6,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use ork_isa::soc::RK3588;
+use ork_corpus::Corpus;
 use ork_pack::{
-    Calibration, CalibrationRun, Hash, PackPlan, SourceId, SourceSample, StatisticsFile, TextUse, WriteOptions,
+    Calibration, CalibrationRun, Hash, PackPlan, SourceId, SourceSample, StatisticsFile, WriteOptions,
     save_statistics,
 };
 use ork_plan::PlanOptions;
@@ -118,7 +119,7 @@ pub(crate) fn activations(name: &str, k: usize, rows: usize) -> Vec<f32> {
 pub(crate) fn run(tokens: u64) -> CalibrationRun {
     CalibrationRun {
         model: sample(),
-        text: TextUse::of("text.txt", b"What the model reads.", 0..21),
+        text: Corpus::from_text("text.txt", "What the model reads. ".repeat(40)).unwrap().whole().origin(),
         window_tokens: 64,
         tokens,
     }
