@@ -20,7 +20,9 @@ use ork_pack::{
     tile_codes, tile_i4a8, tile_w8a8,
 };
 use ork_plan::weight_layout;
-use ork_quant::{Basis, ClipRule, Codebook, Method, Scheme, Step, StepKind, Tier, quantise_native_rows};
+use ork_quant::{
+    Basis, ClipRule, Codebook, Method, NativeClip, Scheme, Step, StepKind, Tier, quantise_native_rows,
+};
 use rayon::prelude::*;
 
 /// Name, K, N of the weights of a layer.
@@ -126,7 +128,13 @@ fn pack(path: &Path, source: &Path, tier: Tier, layers: usize, weights: &[Vec<f1
         }
     }
     let target = Target { soc: RK3588.name.to_owned(), layout: LAYOUT.to_owned() };
-    let plan = PackPlan { target, source: SourceId::of(source)?, writer: "benchmark".to_owned(), tensors };
+    let plan = PackPlan {
+        target,
+        source: SourceId::of(source)?,
+        writer: "benchmark".to_owned(),
+        calibration: None,
+        tensors,
+    };
     let mut writer = PackWriter::open(path, plan, WriteOptions::default())?;
     for _ in 0..layers {
         for ((_, k, n), weight) in LAYER.iter().zip(weights) {
@@ -148,7 +156,7 @@ fn pack(path: &Path, source: &Path, tier: Tier, layers: usize, weights: &[Vec<f1
                         .map(|(row, out)| {
                             rows(row, out);
                             basis.weight_row(out);
-                            quantise_native_rows(out, *k)
+                            quantise_native_rows(out, *k, NativeClip::Search)
                         })
                         .collect::<Result<_, _>>()?;
                     let codes: Option<Vec<Int4>> =

@@ -247,6 +247,7 @@ fn write_pack(
         scheme: scheme.clone(),
     });
     let plan = PackPlan {
+        calibration: None,
         target: target.clone(),
         source: SourceId::of(model).unwrap(),
         writer: "a test".to_owned(),
