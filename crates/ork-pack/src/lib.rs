@@ -15,6 +15,7 @@
 //! changes as well as damage, and it runs at several GB/s. The header is JSON: self-describing, stable, and readable
 //! with the tools that everyone has.
 
+mod calibration;
 mod census;
 mod container;
 mod diff;
@@ -27,11 +28,11 @@ mod journal;
 mod reader;
 mod source;
 mod statistics;
-mod text;
 mod tile;
 mod verify;
 mod writer;
 
+pub use calibration::Calibration;
 pub use census::{Discrepancy, census};
 pub use container::{PAGE, Section, Version};
 pub use diff::{Difference, diff};
@@ -43,7 +44,6 @@ pub use info::{Info, SchemeTotal, info};
 pub use reader::{Expected, Pack, Tensor, VERSION};
 pub use source::{SourceId, SourceSample};
 pub use statistics::{CalibrationRun, STATISTICS_VERSION, StatisticsFile, save_statistics};
-pub use text::{Calibration, TextUse};
 pub use tile::{TileError, TiledWeight, tile_codes, tile_i4a8, tile_stored_codes, tile_w8a8};
 pub use verify::{Damage, Verification, verify};
 pub use writer::{NewTensor, PackWriter, PackWritten, WriteOptions};

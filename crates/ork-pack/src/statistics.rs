@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use ork_corpus::Origin;
 use ork_quant::{Collect, Statistics, TensorStatistics};
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +19,7 @@ use crate::container::{
 };
 use crate::header::bad_name;
 use crate::writer::{suffixed, sync_folder};
-use crate::{Hash, PackError, SourceSample, TextUse};
+use crate::{Hash, PackError, SourceSample};
 
 /// The version of the statistics file that is written; it and older minor versions are read.
 pub const STATISTICS_VERSION: Version = Version { major: 1, minor: 0 };
@@ -32,8 +33,8 @@ const STATISTICS: Kind =
 pub struct CalibrationRun {
     /// The model file.
     pub model: SourceSample,
-    /// The text, and which part of it is read.
-    pub text: TextUse,
+    /// The text, and which part of it is read, from its start.
+    pub text: Origin,
     /// Tokens of the model that follow each other; then the context is emptied.
     pub window_tokens: u32,
     /// Tokens of all windows together, added start tokens included: how far [`Statistics::position`] goes.

@@ -4,7 +4,8 @@
 
 use std::path::Path;
 
-use ork_pack::{CalibrationRun, Hash, PackError, SourceSample, StatisticsFile, TextUse, save_statistics};
+use ork_corpus::{Corpus, Origin};
+use ork_pack::{CalibrationRun, Hash, PackError, SourceSample, StatisticsFile, save_statistics};
 use ork_quant::{Collect, Statistics, TensorStatistics};
 use ork_testkit::Stream;
 
@@ -28,10 +29,14 @@ fn partial(batches: u64) -> Statistics {
     statistics
 }
 
+fn text() -> Origin {
+    Corpus::from_text("calibration.txt", "What the model reads. ".repeat(40)).unwrap().whole().origin()
+}
+
 fn run() -> CalibrationRun {
     CalibrationRun {
         model: SourceSample { bytes: 12345, hash: Hash::of(b"sample") },
-        text: TextUse::of("calibration.txt", b"What the model reads.", 0..21),
+        text: text(),
         window_tokens: 512,
         tokens: 5,
     }

@@ -4,10 +4,11 @@
 
 use std::path::Path;
 
+use ork_corpus::Corpus;
 use ork_layout::{Format, WeightLayout};
 use ork_pack::{
     Calibration, Hash, LAYOUT, NewTensor, Pack, PackPlan, PackWriter, PackWritten, Request, SourceId,
-    SourceSample, Target, TensorLayout, TextUse, TiledWeight, WriteOptions, tile_i4a8, tile_w8a8,
+    SourceSample, Target, TensorLayout, TiledWeight, WriteOptions, tile_i4a8, tile_w8a8,
 };
 use ork_quant::{
     Basis, ClipReport, ClipRule, Codebook, Method, NativeClip, Scheme, Step, StepKind, Tier, pack_nibbles,
@@ -26,7 +27,7 @@ pub(crate) fn source() -> SourceId {
 }
 
 pub(crate) fn calibration() -> Calibration {
-    let text = TextUse::of("text.txt", b"What the model reads.", 0..10);
+    let text = Corpus::from_text("text.txt", "What the model reads. ".repeat(40)).unwrap().whole().origin();
     Calibration { file: "model.orkstat".into(), content: Hash::of(b"statistics"), text: Some(text) }
 }
 
