@@ -22,8 +22,11 @@ use crate::datapath::DatapathGate;
 use crate::execution::{Bound, CompletionMode, Here, KnownCells, Pool};
 use crate::residency::{Residency, ResidencyCounters, ResidencyOptions};
 use crate::scratch::Scratches;
-use crate::weight::{Weight, weight_layout_of};
+use crate::weight::{Weight, check_shape, weight_layout_of};
 use crate::work::check_format;
+
+/// The chip whose programs are made.
+pub const SOC: Soc = RK3588;
 
 /// Largest K whose int8 products always sum up within 32 bits: `131071 * 128 * 128 < 2^31`.
 pub(crate) const NARROW_SUM_K_MAX: usize = 131_071;
@@ -130,7 +133,7 @@ impl Driver {
             verdicts: Mutex::default(),
             counters: Mutex::default(),
             options,
-            soc: RK3588,
+            soc: SOC,
             residency: Arc::new(residency),
             device,
         })
@@ -159,21 +162,10 @@ impl Driver {
     /// # Errors
     /// The reason: a law with its numbers, or a size that no layout can have.
     pub fn check(&self, k: usize, n: usize) -> Result<(), Arc<DriverError>> {
-        /// Row counts that meet every kind of tile: one row, one odd tile, many tiles.
-        const ROWS: [u32; 3] = [1, 31, 1025];
         self.verdicts
             .lock()
             .entry((k, n))
-            .or_insert_with(|| {
-                let weight = self.layout("", Format::INT8_INT32, k, n).map_err(Arc::new)?;
-                for m in ROWS {
-                    let problem = Problem { m, weight: weight.clone() };
-                    if let Decision::Decline(decline) = decide(&problem, &self.soc, &self.options.plan) {
-                        return Err(Arc::new(DriverError::Declined(decline)));
-                    }
-                }
-                Ok(())
-            })
+            .or_insert_with(|| check_shape(k, n, &self.options.plan).map_err(Arc::new))
             .clone()
     }
 

@@ -3,12 +3,13 @@ use std::sync::Arc;
 
 use ork_isa::soc::Soc;
 use ork_layout::{Element, Format, WeightLayout};
-use ork_plan::{PlanOptions, weight_layout_with};
+use ork_plan::{PlanOptions, Refusal, admit, weight_layout_with};
 use ork_quant::{QuantError, Scale, quantise_row};
 use rayon::prelude::*;
 
 use crate::DriverError;
 use crate::check::{ProductCheck, VerifyMode};
+use crate::driver::SOC;
 use crate::residency::{Pinned, Place, Residency};
 
 /// A weight in device memory: tiled, with one scale per output channel. Dropping it frees the memory.
@@ -177,6 +178,18 @@ impl Weight {
         };
         let place = residency.settle(room).map_err(hold)?;
         Ok(Self { name: name.to_owned(), layout, scales: scales.concat(), place, check })
+    }
+}
+
+/// Whether an int8 weight can be on the NPU, without a device: what [`crate::Driver::check`] asks of its own options.
+///
+/// # Errors
+/// [`DriverError::Layout`], [`DriverError::Declined`].
+pub fn check_shape(k: usize, n: usize, options: &PlanOptions) -> Result<(), DriverError> {
+    match admit(Format::INT8_INT32, k, n, &SOC, options) {
+        Ok(_) => Ok(()),
+        Err(Refusal::Layout(source)) => Err(DriverError::Layout { name: String::new(), source }),
+        Err(Refusal::Declined(decline)) => Err(DriverError::Declined(decline)),
     }
 }
 
