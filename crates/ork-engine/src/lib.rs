@@ -36,9 +36,12 @@ mod linked;
 mod llama;
 mod log;
 mod model;
+mod observation;
 mod sampling;
 mod text;
 pub mod tiny;
+mod watch;
+mod weights;
 
 pub use bench::{BenchOptions, BenchReport, BenchRound, bench};
 pub use context::ContextOptions;
@@ -48,4 +51,6 @@ pub use generation::{Event, GenerateOptions, Generation, GenerationStats, StopRe
 pub use linked::linked_host;
 pub use log::{LogLevel, LogSink};
 pub use model::{ChatMessage, Engine, LoadOptions, Model, ModelInfo, Prompt, inspect};
+pub use observation::{Observation, ObservedProduct, Observer};
 pub use sampling::Sampling;
+pub use weights::{WeightFile, WeightMatrix, claimed_weights};

@@ -30,6 +30,7 @@ mod host;
 mod npu;
 mod options;
 mod software;
+mod survey;
 
 pub use accelerator::{AccelError, AccelErrorKind, AccelMemory, Accelerator, LoadedWeight, WeightRows};
 pub use backend::OrkBackend;
@@ -39,3 +40,4 @@ pub use error::{BackendError, InitError};
 pub use host::Host;
 pub use npu::NpuAccelerator;
 pub use options::{BackendOptions, ForeignWeights, Route};
+pub use survey::{ClaimedWeight, Survey};
