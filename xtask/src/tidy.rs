@@ -20,6 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-plan", &["ork-isa", "ork-layout", "ork-timing"]),
     ("ork-synth", &["ork-isa", "ork-plan", "ork-layout"]),
     ("ork-quant", &[]),
+    ("ork-recipe", &["ork-isa", "ork-layout", "ork-plan", "ork-quant", "ork-pack"]),
     ("ork-corpus", &[]),
     ("ork-pack", &["ork-layout", "ork-quant", "ork-corpus"]),
     ("ork-drm", &[]),
@@ -29,8 +30,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-device", &["ork-isa", "ork-drm", "ork-rknpu", "ork-rocket", "ork-emu", "ork-sim"]),
     ("ork-driver", &["ork-isa", "ork-layout", "ork-plan", "ork-synth", "ork-quant", "ork-device"]),
     ("ork-ggml", &["ork-driver", "ork-quant"]),
+    ("ork-config", &["ork-device", "ork-driver", "ork-ggml", "ork-engine", "ork-recipe"]),
     ("ork-engine", &["ork-ggml", "ork-corpus"]),
-    ("ork-config", &["ork-device", "ork-driver", "ork-ggml", "ork-engine"]),
     (
         "ork-cli",
         &[
@@ -48,6 +49,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ork-timing",
             "ork-isa",
             "ork-conformance",
+            "ork-quant",
+            "ork-pack",
+            "ork-recipe",
             "ork-corpus",
         ],
     ),
@@ -64,6 +68,8 @@ const TEST_ONLY: &[(&str, &[&str])] = &[
     ("ork-isa", &["ork-conformance"]),
     ("ork-sim", &["ork-conformance"]),
     ("ork-cli", &["ork-shim"]),
+    // Statistics name the text they are of.
+    ("ork-recipe", &["ork-corpus"]),
     // Random calls are recorded, and damaged traces replayed.
     ("ork-emu", &["ork-conformance", "ork-trace"]),
 ];
