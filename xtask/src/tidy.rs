@@ -20,6 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-plan", &["ork-isa", "ork-layout", "ork-timing"]),
     ("ork-synth", &["ork-isa", "ork-plan", "ork-layout"]),
     ("ork-quant", &[]),
+    ("ork-recipe", &["ork-isa", "ork-layout", "ork-plan", "ork-quant", "ork-pack"]),
     ("ork-corpus", &[]),
     ("ork-pack", &["ork-layout", "ork-quant", "ork-corpus"]),
     ("ork-drm", &[]),
@@ -31,7 +32,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-ggml", &["ork-driver", "ork-quant", "ork-pack"]),
     ("ork-engine-options", &[]),
     ("ork-engine", &["ork-ggml", "ork-engine-options", "ork-corpus"]),
-    ("ork-config", &["ork-device", "ork-driver", "ork-ggml", "ork-engine-options"]),
+    ("ork-config", &["ork-device", "ork-driver", "ork-ggml", "ork-engine-options", "ork-recipe"]),
     (
         "ork-cli",
         &[
@@ -40,6 +41,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ork-driver",
             "ork-ggml",
             "ork-engine",
+            "ork-pack",
+            "ork-quant",
             "ork-emu",
             "ork-drm",
             "ork-trace",
@@ -49,6 +52,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ork-timing",
             "ork-isa",
             "ork-conformance",
+            "ork-quant",
+            "ork-pack",
+            "ork-recipe",
             "ork-corpus",
         ],
     ),
@@ -66,6 +72,8 @@ const TEST_ONLY: &[(&str, &[&str])] = &[
     ("ork-isa", &["ork-conformance"]),
     ("ork-sim", &["ork-conformance"]),
     ("ork-cli", &["ork-shim"]),
+    // Statistics name the text they are of.
+    ("ork-recipe", &["ork-corpus"]),
     // Random calls are recorded, and damaged traces replayed.
     ("ork-emu", &["ork-conformance", "ork-trace"]),
 ];

@@ -10,6 +10,8 @@ use ork_device::OpenError;
 use ork_driver::DriverError;
 use ork_engine::EngineError;
 use ork_ggml::{BackendError, InitError, PackUseError};
+use ork_pack::PackError;
+use ork_recipe::RecipeError;
 
 /// Exit codes.
 const FAILED: u8 = 1;
@@ -114,6 +116,25 @@ impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
         let code = if matches!(error, EngineError::InvalidOption { .. }) { USAGE } else { FAILED };
         let hint = error.hint();
+        Self::from_error(code, &error, hint)
+    }
+}
+
+impl From<PackError> for Failure {
+    fn from(error: PackError) -> Self {
+        let hint = Some(error.hint().to_owned());
+        Self::from_error(FAILED, &error, hint)
+    }
+}
+
+impl From<RecipeError> for Failure {
+    fn from(error: RecipeError) -> Self {
+        let hint = Some(error.hint().to_owned());
+        let code = if matches!(error, RecipeError::Recipe(_) | RecipeError::Unknown { .. }) {
+            USAGE
+        } else {
+            FAILED
+        };
         Self::from_error(code, &error, hint)
     }
 }

@@ -3,6 +3,7 @@
 #![expect(clippy::print_stderr, reason = "a command-line program")]
 
 mod bench;
+mod calibrate;
 mod capture;
 mod compare;
 mod conformance;
@@ -13,6 +14,7 @@ mod faults;
 mod flags;
 mod matmul;
 mod model;
+mod pack;
 mod plan;
 mod progress;
 mod regcmd;
@@ -21,6 +23,7 @@ mod run;
 mod selftest;
 mod session;
 mod trial;
+mod weights;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -43,6 +46,10 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Time prefill and decode on the NPU and on the CPU in one run
     Bench(bench::BenchArgs),
+    /// Gather statistics of activations over a text, for packs
+    Calibrate(calibrate::CalibrateArgs),
+    /// Quantise and tile a model's weights into a file that loads as it lies; look at such files
+    Pack(Box<pack::PackArgs>),
     /// Show how a product would be cut into register programs, and why
     Plan(plan::PlanArgs),
     /// Compute one product on the NPU and check it against plain loops
@@ -74,6 +81,8 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Calibrate(args) => calibrate::run(&args),
+        Command::Pack(args) => pack::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Matmul(args) => matmul::run(&args),
         Command::Selftest(args) => selftest::run(&args),

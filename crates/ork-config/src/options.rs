@@ -3,6 +3,7 @@ use ork_device::DeviceOptions;
 use ork_driver::DriverOptions;
 use ork_engine_options::{ContextOptions, GenerateOptions, LoadOptions};
 use ork_ggml::{BackendOptions, ForeignWeights, PackChoice, Route};
+use ork_recipe::{CalibrateOptions, PackOptions};
 use serde::{Deserialize, Serialize};
 
 /// All settings.
@@ -21,6 +22,10 @@ pub struct Config {
     pub context: ContextOptions,
     /// How text is generated.
     pub generate: GenerateOptions,
+    /// How statistics are gathered.
+    pub calibrate: CalibrateOptions,
+    /// How packs are written.
+    pub pack: PackOptions,
     /// What the plug-in for llama.cpp's own programs prints.
     pub plugin: Plugin,
 }
@@ -241,6 +246,11 @@ pub const OPTIONS: &[OptionDef] = &[
     keyed("driver.verify", "off|product", "Check each row of int8 products on the CPU, for a small part of their cost"),
     keyed("driver.plan.cores", "N", "Cores that plans use; 0 for all in use"),
     keyed("driver.plan.scratch_bytes_max", "BYTES", "Largest feature or output buffer; larger products run in passes"),
+    keyed("calibrate.tokens", "N", "Tokens of the text that calibration reads"),
+    keyed("calibrate.window_tokens", "N", "Tokens that follow each other before calibration empties the context"),
+    keyed("calibrate.memory_bytes_max", "BYTES", "Most memory for statistics; calibration that could need more is refused"),
+    keyed("calibrate.save_seconds", "S", "Seconds between saves of a calibration"),
+    keyed("pack.part_bytes_max", "BYTES", "Largest file of a pack; a larger pack becomes several files"),
     keyed("driver.plan.rules", "[\"NAME\", ...]", "Tiling rules to use instead of the default ones"),
 ];
 

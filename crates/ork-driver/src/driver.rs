@@ -20,8 +20,11 @@ use crate::datapath::DatapathGate;
 use crate::execution::{Bound, CompletionMode, Here, KnownCells, Pool};
 use crate::residency::{Residency, ResidencyCounters, ResidencyOptions};
 use crate::scratch::Scratches;
-use crate::weight::{Weight, weight_layout_of};
+use crate::weight::{Weight, check_shape, weight_layout_of};
 use crate::work::check_format;
+
+/// The chip whose programs are made.
+pub const SOC: Soc = RK3588;
 
 /// Largest K whose int8 products always sum up within 32 bits: `131071 * 128 * 128 < 2^31`.
 pub(crate) const NARROW_SUM_K_MAX: usize = 131_071;
@@ -136,7 +139,7 @@ impl Driver {
             tiles_known: Mutex::default(),
             counters: Mutex::default(),
             options,
-            soc: RK3588,
+            soc: SOC,
             residency: Arc::new(residency),
             device,
         })
@@ -174,16 +177,7 @@ impl Driver {
         self.verdicts
             .lock()
             .entry((k, n))
-            .or_insert_with(|| {
-                let weight = self.layout("", Format::INT8_INT32, k, n).map_err(Arc::new)?;
-                for m in Self::ROWS_ASKED {
-                    let problem = Problem { m, weight: weight.clone() };
-                    if let Decision::Decline(decline) = decide(&problem, &self.soc, &self.options.plan) {
-                        return Err(Arc::new(DriverError::Declined(decline)));
-                    }
-                }
-                Ok(())
-            })
+            .or_insert_with(|| check_shape(k, n, &self.options.plan).map_err(Arc::new))
             .clone()
     }
 

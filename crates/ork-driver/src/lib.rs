@@ -45,7 +45,7 @@ mod work;
 
 pub use check::VerifyMode;
 pub use counters::DriverCounters;
-pub use driver::{Driver, DriverOptions, MatmulGroup};
+pub use driver::{Driver, DriverOptions, MatmulGroup, SOC};
 pub use error::DriverError;
 pub use execution::CompletionMode;
 pub use fault_run::{DeadCores, FaultRun, FaultRunError, Length, fault_run};
@@ -57,5 +57,5 @@ pub use queue::{OpId, Queue, QueueReport};
 pub use residency::{ResidencyCounters, ResidencyOptions, StreamBacking, StreamMode};
 pub use tiles::{TileBytes, Tiles};
 pub use transitions::{Join, Known, NoWay, Operation, Pair, join, known};
-pub use weight::Weight;
+pub use weight::{Weight, check_shape};
 pub use work::Work;

@@ -3,12 +3,13 @@ use std::sync::Arc;
 
 use ork_isa::soc::Soc;
 use ork_layout::{Element, Format, WeightLayout};
-use ork_plan::{PlanOptions, weight_layout_with};
+use ork_plan::{PlanOptions, Refusal, admit, weight_layout_with};
 use ork_quant::{Basis, QuantError, Scale, quantise_row};
 use rayon::prelude::*;
 
 use crate::DriverError;
 use crate::check::{ProductCheck, VerifyMode};
+use crate::driver::SOC;
 use crate::residency::{Pinned, Place, Residency};
 use crate::tiles::Tiles;
 
@@ -212,6 +213,18 @@ impl Weight {
             .map_err(|source| DriverError::Hold { name: name.to_owned(), k, n, bytes, source })?;
         let basis = (!tiles.basis.steps().is_empty()).then_some(tiles.basis);
         Ok(Self { name: name.to_owned(), layout, scales: tiles.scales, place, check, basis })
+    }
+}
+
+/// Whether an int8 weight can be on the NPU, without a device: what [`crate::Driver::check`] asks of its own options.
+///
+/// # Errors
+/// [`DriverError::Layout`], [`DriverError::Declined`].
+pub fn check_shape(k: usize, n: usize, options: &PlanOptions) -> Result<(), DriverError> {
+    match admit(Format::INT8_INT32, k, n, &SOC, options) {
+        Ok(_) => Ok(()),
+        Err(Refusal::Layout(source)) => Err(DriverError::Layout { name: String::new(), source }),
+        Err(Refusal::Declined(decline)) => Err(DriverError::Declined(decline)),
     }
 }
 

@@ -5,6 +5,7 @@ use crate::error::EngineError;
 use crate::llama::{ContextSizes, Outputs, RawContext};
 use crate::log;
 use crate::model::Model;
+use crate::watch::Watcher;
 use ork_engine_options::ContextOptions;
 
 /// An open context.
@@ -19,6 +20,15 @@ pub(crate) struct Context<'m> {
 
 impl<'m> Context<'m> {
     pub(crate) fn open(model: &'m Model, options: &ContextOptions) -> Result<Self, EngineError> {
+        Self::open_watched(model, options, None)
+    }
+
+    /// A context whose products somebody looks at.
+    pub(crate) fn open_watched(
+        model: &'m Model,
+        options: &ContextOptions,
+        watcher: Option<Box<dyn Watcher>>,
+    ) -> Result<Self, EngineError> {
         let positive = |option, value: Option<u32>, default: u32| match value {
             Some(0) => {
                 Err(EngineError::InvalidOption { option, value: "0".to_owned(), why: "must be at least 1" })
@@ -40,8 +50,11 @@ impl<'m> Context<'m> {
             threads,
             cache_types: (options.cache_type_k, options.cache_type_v),
         };
-        let raw = RawContext::new(model.raw(), sizes)
-            .ok_or_else(|| EngineError::Context { context_tokens, log: log::take_complaints() })?;
+        let raw = match watcher {
+            None => RawContext::new(model.raw(), sizes),
+            Some(watcher) => RawContext::watched(model.raw(), sizes, watcher),
+        };
+        let raw = raw.ok_or_else(|| EngineError::Context { context_tokens, log: log::take_complaints() })?;
         // llama.cpp rounds up; the number asked for is the promise.
         let context_tokens = context_tokens.min(raw.context_tokens());
         Ok(Self { raw, model, context_tokens, batch_tokens: batch_tokens as usize, position: 0 })

@@ -33,6 +33,23 @@ pub struct TypeLayout {
     pub name: &'static str,
 }
 
+/// A tensor of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// Dimensions, the fastest first.
+    pub sizes: Vec<u64>,
+    /// ggml's code of its type.
+    pub type_code: u32,
+    /// ggml's name of its type.
+    pub type_name: &'static str,
+    /// First byte, from the start of the file.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
 /// What a header says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
@@ -52,6 +69,8 @@ pub struct Summary {
     pub data_offset: u64,
     /// Length of the file.
     pub file_bytes: u64,
+    /// The tensors, in the order of the header.
+    pub directory: Vec<TensorInfo>,
 }
 
 /// Reads and checks a file. `layout` gives the byte layout of a tensor type code, `None` if unknown.
@@ -112,27 +131,42 @@ pub fn inspect_reader(
     let mut end = 0u64;
     let mut parameters = 0u64;
     let mut tensor_types = BTreeMap::new();
-    // The first tensor that reaches past the end is only known once the header's length is.
-    let mut extents = Vec::new();
+    // Places in the file are only known once the header's length is.
+    let mut directory = Vec::new();
     for _ in 0..tensors {
         let tensor = reader.tensor(alignment, layout)?;
         end = end.max(tensor.end);
         parameters = parameters.saturating_add(tensor.elements);
         *tensor_types.entry(tensor.type_name.to_owned()).or_default() += 1;
-        extents.push((tensor.name, tensor.end));
+        let TensorEntry { name, sizes, type_code, type_name, offset, end, .. } = tensor;
+        directory.push(TensorInfo { name, sizes, type_code, type_name, offset, bytes: end - offset });
     }
     let data_offset = reader.offset.next_multiple_of(alignment);
     let expected_bytes = data_offset.saturating_add(end);
     if expected_bytes > file_bytes {
-        let cut = extents.iter().find(|(_, end)| data_offset.saturating_add(*end) > file_bytes);
-        let what = cut.map_or_else(String::new, |(name, _)| format!("tensor {name} is not whole"));
+        let is_cut = |tensor: &&TensorInfo| {
+            data_offset.saturating_add(tensor.offset).saturating_add(tensor.bytes) > file_bytes
+        };
+        let cut = directory.iter().find(is_cut);
+        let what = cut.map_or_else(String::new, |tensor| format!("tensor {} is not whole", tensor.name));
         return Err(FileProblem::Truncated {
             expected_bytes,
             missing_bytes: expected_bytes - file_bytes,
             what,
         });
     }
-    Ok(Summary { version, architecture, name, tensors, tensor_types, parameters, data_offset, file_bytes })
+    directory.iter_mut().for_each(|tensor| tensor.offset += data_offset);
+    Ok(Summary {
+        version,
+        architecture,
+        name,
+        tensors,
+        tensor_types,
+        parameters,
+        data_offset,
+        file_bytes,
+        directory,
+    })
 }
 
 // Codes of metadata types.
@@ -163,8 +197,12 @@ fn fixed_bytes(kind: u32) -> Option<u64> {
 
 struct TensorEntry {
     name: String,
+    sizes: Vec<u64>,
+    type_code: u32,
     type_name: &'static str,
     elements: u64,
+    /// First byte, from the start of the data.
+    offset: u64,
     /// First byte after the tensor, from the start of the data.
     end: u64,
 }
@@ -320,7 +358,7 @@ impl<R: Read> Reader<R> {
         if !offset.is_multiple_of(alignment) {
             return Err(self.damaged(format!("tensor {name} starts at {offset}, not aligned to {alignment}")));
         }
-        Ok(TensorEntry { name, type_name: layout.name, elements, end })
+        Ok(TensorEntry { name, sizes, type_code, type_name: layout.name, elements, offset, end })
     }
 }
 

@@ -37,10 +37,13 @@ mod linked;
 mod llama;
 mod log;
 mod model;
+mod observation;
 pub mod quality;
 mod sampling;
 mod text;
 pub mod tiny;
+mod watch;
+mod weights;
 
 pub use bench::{BenchOptions, BenchReport, BenchRound, bench};
 pub use error::{EngineError, FileProblem};
@@ -49,6 +52,8 @@ pub use generation::{Event, Generation, GenerationStats, StopReason};
 pub use linked::linked_host;
 pub use log::{LogLevel, LogSink};
 pub use model::{ChatMessage, Engine, Model, ModelInfo, Prompt, inspect};
+pub use observation::{Observation, ObservedProduct, Observer};
 pub use ork_engine_options::{
     CacheNote, CacheType, ContextOptions, GenerateOptions, InvalidOption, LoadOptions, Sampling,
 };
+pub use weights::{WeightFile, WeightMatrix, claimed_weights};

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Owners of llama.cpp's objects. Everything unsafe about llama.cpp is in this module; nothing here decides.
+//! Owners of llama.cpp's objects. Everything unsafe about llama.cpp is in this module and `watch`; nothing here decides.
 
 use crate::cache_type::code;
 use crate::chat::SpecialTexts;
+use crate::watch::{WatchHandle, Watcher, on_node};
 use llama_cpp_sys_2 as sys;
 use ork_engine_options::CacheType;
 use std::ffi::{CStr, c_char, c_void};
@@ -84,6 +85,8 @@ pub(crate) enum LoadFailure {
 pub(crate) enum FileAccess {
     Mapped,
     Read,
+    /// Only the header: weights are placed, and nothing is read into them. Such a model cannot be evaluated.
+    Header,
 }
 
 struct Progress<'a> {
@@ -113,8 +116,9 @@ impl RawModel {
         params.n_gpu_layers = 0;
         params.load_mode = match access {
             FileAccess::Mapped => sys::LLAMA_LOAD_MODE_MMAP,
-            FileAccess::Read => sys::LLAMA_LOAD_MODE_NONE,
+            FileAccess::Read | FileAccess::Header => sys::LLAMA_LOAD_MODE_NONE,
         };
+        params.no_alloc = access == FileAccess::Header;
         params.progress_callback = Some(on_progress);
         params.progress_callback_user_data = (&raw mut progress).cast();
         // SAFETY: `path` is NUL-terminated, and `progress` outlives the call.
@@ -323,9 +327,10 @@ impl Drop for ContextHandle {
 
 /// A context: key/value cache and compute buffers.
 pub(crate) struct RawContext<'m> {
-    // Dropped in this order: the context uses the pool.
+    // Dropped in this order: the context uses the pool and the watch.
     context: ContextHandle,
     _pool: ThreadPool,
+    _watch: Option<WatchHandle>,
     vocabulary: usize,
     model: PhantomData<&'m RawModel>,
 }
@@ -357,6 +362,19 @@ impl Outputs {
 
 impl<'m> RawContext<'m> {
     pub(crate) fn new(model: &'m RawModel, sizes: ContextSizes) -> Option<Self> {
+        Self::open(model, sizes, None)
+    }
+
+    /// A context whose activations somebody looks at.
+    pub(crate) fn watched(
+        model: &'m RawModel,
+        sizes: ContextSizes,
+        watcher: Box<dyn Watcher>,
+    ) -> Option<Self> {
+        Self::open(model, sizes, Some(WatchHandle::new(watcher)))
+    }
+
+    fn open(model: &'m RawModel, sizes: ContextSizes, watch: Option<WatchHandle>) -> Option<Self> {
         let threads = i32::try_from(sizes.threads).ok()?;
         // SAFETY: no arguments.
         let mut params = unsafe { sys::llama_context_default_params() };
@@ -369,6 +387,10 @@ impl<'m> RawContext<'m> {
         params.type_k = code(sizes.cache_types.0);
         params.type_v = code(sizes.cache_types.1);
         params.no_perf = true;
+        if let Some(watch) = &watch {
+            params.cb_eval = Some(on_node);
+            params.cb_eval_user_data = watch.user_data();
+        }
         let pool = ThreadPool::new(sizes.threads, POOL_POLL)?;
         let context = {
             let _creating = model.creating.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -378,7 +400,13 @@ impl<'m> RawContext<'m> {
         // SAFETY: the pool outlives the context.
         unsafe { sys::llama_attach_threadpool(context.as_ptr(), pool.0.as_ptr(), pool.0.as_ptr()) };
         let vocabulary = model.sizes().vocabulary as usize;
-        Some(Self { context: ContextHandle(context), _pool: pool, vocabulary, model: PhantomData })
+        Some(Self {
+            context: ContextHandle(context),
+            _pool: pool,
+            _watch: watch,
+            vocabulary,
+            model: PhantomData,
+        })
     }
 
     /// Tokens the context holds; llama.cpp rounds the number asked for up.

@@ -88,7 +88,12 @@ fn a_mapped_file_stays_out_of_anonymous_memory() {
     let options = BackendOptions { route: Route::Npu, ..BackendOptions::default() };
     let backend = OrkBackend::new(linked_host(), Arc::new(Reader), options).unwrap();
     let engine = Engine::init(Some(Arc::clone(&backend)), LogSink::discard()).unwrap();
-    let context = ContextOptions { context_tokens: Some(64), batch_tokens: Some(64), threads: Some(1) };
+    let context = ContextOptions {
+        context_tokens: Some(64),
+        batch_tokens: Some(64),
+        threads: Some(1),
+        ..ContextOptions::default()
+    };
     let grown = |route, mmap| {
         backend.set_route(route);
         let before = anonymous_bytes();

@@ -37,6 +37,10 @@ pub trait Accelerator: Send + Sync + fmt::Debug {
     /// The reason, with numbers, usually [`Decline::Limit`].
     fn limits(&self, k: usize, n: usize) -> Result<(), Decline>;
 
+    /// Told of every weight that passed [`Accelerator::limits`] and the exclusions, while ggml decides where it will
+    /// live; several times for one weight, perhaps.
+    fn claimed(&self, _name: &str, _k: usize, _n: usize) {}
+
     /// Takes a weight: quantises, packs and uploads. Called once per weight while a model loads.
     ///
     /// # Errors

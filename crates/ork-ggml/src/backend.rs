@@ -146,11 +146,15 @@ impl OrkBackend {
     }
 
     /// Where the accelerator's weights come from, for models loaded from now on. The caller has found the pack that
-    /// belongs to the model ([`ModelPack::find`]), and takes it away when the model is loaded.
+    /// belongs to the model ([`ModelPack::find`]), and takes it away when the model is loaded; [`ClaimCensus::packs`]
+    /// counts from here on.
     ///
     /// A weight that the CPU has to read too (route `auto`) also gets the model's bytes: then many rows are multiplied
     /// in the pack's scheme and few rows in the model's type.
     pub fn set_pack(&self, pack: Option<Arc<ModelPack>>) {
+        if pack.is_some() {
+            self.counters.new_pack();
+        }
         *self.pack.write().unwrap_or_else(PoisonError::into_inner) = pack;
     }
 

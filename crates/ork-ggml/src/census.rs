@@ -86,7 +86,7 @@ pub struct Holding {
     pub no_room: u64,
 }
 
-/// Weights and the packs they were to come from, since the start.
+/// Weights and the pack they were to come from, since one was set last.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackUse {
     /// Weights loaded from a pack, by scheme.
@@ -296,6 +296,10 @@ impl Counters {
             c.holding.live = c.holding.live.saturating_sub(1);
             c.holding.live_device_bytes = c.holding.live_device_bytes.saturating_sub(device_bytes);
         });
+    }
+
+    pub(crate) fn new_pack(&self) {
+        self.with(|c| c.packs = PackUse::default());
     }
 
     pub(crate) fn from_pack(&self, scheme: &str) {

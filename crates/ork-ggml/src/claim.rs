@@ -123,6 +123,11 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         }
         Home::Probe => {
             within_limits(backend, weight)?;
+            if let (Ok(accelerator), [Ok(k), Ok(n)]) =
+                (backend.accelerator(), [weight.ne[0], weight.ne[1]].map(usize::try_from))
+            {
+                accelerator.claimed(&name_of(weight), k, n);
+            }
             Ok(Accepted::MatMul)
         }
         Home::Foreign => {

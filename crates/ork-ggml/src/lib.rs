@@ -35,6 +35,7 @@ mod operands;
 mod options;
 mod pack;
 mod software;
+mod survey;
 
 pub use accelerator::{AccelError, AccelErrorKind, AccelMemory, Accelerator, LoadedWeight, WeightRows};
 pub use backend::{OrkBackend, PackFinder};
@@ -45,3 +46,4 @@ pub use host::Host;
 pub use npu::NpuAccelerator;
 pub use options::{BackendOptions, ForeignWeights, Route};
 pub use pack::{Absent, ModelPack, PackChoice, PackMiss, PackUseError};
+pub use survey::{ClaimedWeight, Survey};

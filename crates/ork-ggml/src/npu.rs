@@ -74,13 +74,7 @@ impl Accelerator for NpuAccelerator {
 
     fn limits(&self, k: usize, n: usize) -> Result<(), Decline> {
         let unavailable = |error: &AccelError| Decline::Unavailable { detail: in_full(error, None) };
-        self.driver().map_err(unavailable)?.check(k, n).map_err(|error| {
-            let law = match &*error {
-                DriverError::Declined(decline) => decline.law(),
-                _ => "layout",
-            };
-            Decline::Limit { law: law.to_owned(), detail: error.to_string() }
-        })
+        self.driver().map_err(unavailable)?.check(k, n).map_err(|error| decline_of(&error))
     }
 
     fn load(
@@ -139,6 +133,15 @@ impl LoadedWeight for NpuWeight {
     fn matmul(&self, m: usize, x: &[f32], out: &mut [f32]) -> Result<(), AccelError> {
         self.driver.matmul(&mut MatmulGroup { m, x, parts: vec![(&self.weight, out)] }).map_err(accel_error)
     }
+}
+
+/// What the driver says of a shape, as a reason to leave it to the CPU.
+pub(crate) fn decline_of(error: &DriverError) -> Decline {
+    let law = match error {
+        DriverError::Declined(decline) => decline.law(),
+        _ => "layout",
+    };
+    Decline::Limit { law: law.to_owned(), detail: error.to_string() }
 }
 
 fn accel_error(error: DriverError) -> AccelError {

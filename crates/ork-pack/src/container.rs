@@ -2,8 +2,11 @@
 //! What the files share: a page that says what the file is, page-aligned sections, a JSON header at the end.
 
 use std::fmt;
+use std::fs::File;
+use std::ops::Deref;
 use std::path::Path;
 
+use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -28,6 +31,34 @@ pub struct Version {
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The bytes of a file.
+#[derive(Debug)]
+pub(crate) enum Bytes {
+    Mapped(Mmap),
+    Owned(Vec<u8>),
+}
+
+impl Bytes {
+    pub(crate) fn map(path: &Path) -> Result<Self, PackError> {
+        let file = File::open(path).map_err(PackError::io("open", path))?;
+        // SAFETY: the mapping is read-only and private to this value. ork never changes a file under its final name: a
+        // writer renames complete files over it, which leaves the mapped file alone. Another program that
+        // shortens the file in place could end this process with SIGBUS, as with every mapped file.
+        let map = unsafe { Mmap::map(&file) }.map_err(PackError::io("map", path))?;
+        Ok(Self::Mapped(map))
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Owned(bytes) => bytes,
+        }
     }
 }
 

@@ -3,7 +3,7 @@ use std::fmt;
 
 use ork_quant::{BasisId, Scheme};
 
-use crate::{Pack, SourceId, Target, TensorLayout};
+use crate::{Calibration, Pack, SourceId, Target, TensorLayout};
 
 /// One way in which two packs differ; the first pack's side comes first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub enum Difference {
     Target(Target, Target),
     /// They were made from different models.
     Source(SourceId, SourceId),
+    /// They were calibrated differently; boxed for its size.
+    Calibration(Option<Box<Calibration>>, Option<Box<Calibration>>),
     /// They were made by different programs.
     Writer(String, String),
     /// Only the first has it.
@@ -41,6 +43,10 @@ pub fn diff(first: &Pack, second: &Pack) -> Vec<Difference> {
     }
     if first.source() != second.source() {
         found.push(Difference::Source(first.source().clone(), second.source().clone()));
+    }
+    if first.calibration() != second.calibration() {
+        let boxed = |pack: &Pack| pack.calibration().cloned().map(Box::new);
+        found.push(Difference::Calibration(boxed(first), boxed(second)));
     }
     if first.writer() != second.writer() {
         found.push(Difference::Writer(first.writer().to_owned(), second.writer().to_owned()));
@@ -86,6 +92,12 @@ impl fmt::Display for Difference {
                     b.name,
                     b.content.short()
                 )
+            }
+            Self::Calibration(a, b) => {
+                let text = |side: &Option<Box<Calibration>>| {
+                    side.as_ref().map_or_else(|| "nothing".to_owned(), |side| side.to_string())
+                };
+                write!(f, "calibrated with {}, and with {}", text(a), text(b))
             }
             Self::Writer(a, b) => write!(f, "by {a}, and by {b}"),
             Self::OnlyFirst(name) => write!(f, "`{name}` only in the first"),

@@ -6,7 +6,7 @@ use ork_quant::{Basis, BasisId, Scheme, Tier};
 use serde::{Deserialize, Serialize};
 
 use crate::container::Section;
-use crate::{Hash, SourceId};
+use crate::{Calibration, Hash, SourceId};
 
 /// The order of bytes inside a tensor that this library writes: K slices, kernel groups, channel blocks, kernels
 /// of the group, channels of the block (`ork_layout::WeightLayout`), nibbles with the even element low. A change of that order
@@ -50,6 +50,9 @@ pub struct PackPlan {
     pub target: Target,
     /// What it is made from.
     pub source: SourceId,
+    /// What tells it about activations, if the recipe asks for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<Calibration>,
     /// Who makes it: program and version.
     pub writer: String,
     /// The tensors, in the order of the file.
@@ -187,6 +190,8 @@ pub(crate) struct PartEntry {
 pub(crate) struct PartHeader {
     pub(crate) target: Target,
     pub(crate) source: SourceId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) calibration: Option<Calibration>,
     pub(crate) writer: String,
     pub(crate) plan: Hash,
     pub(crate) tensors: Vec<TensorEntry>,

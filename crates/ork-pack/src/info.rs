@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::{Hash, Pack, SourceId, Target, Version};
+use crate::{Calibration, Hash, Pack, SourceId, Target, Version};
 
 /// What a pack is, in numbers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -14,6 +14,8 @@ pub struct Info {
     pub target: Target,
     /// What it was made from.
     pub source: SourceId,
+    /// What it was calibrated with.
+    pub calibration: Option<Calibration>,
     /// Who made it.
     pub writer: String,
     /// By which plan.
@@ -56,6 +58,7 @@ pub fn info(pack: &Pack) -> Info {
         version: pack.version(),
         target: pack.target().clone(),
         source: pack.source().clone(),
+        calibration: pack.calibration().cloned(),
         writer: pack.writer().to_owned(),
         plan: pack.plan(),
         file_bytes: pack.files().map(|(_, bytes)| bytes).collect(),

@@ -6,7 +6,7 @@
 //! - [`Pack`] maps one. It refuses, naming both sides, what belongs to another version, SoC, layout or model.
 //! - [`verify`], [`info`], [`diff`] and [`census`] answer questions about packs as data; nothing here prints.
 //! - [`tile_w8a8`], [`tile_i4a8`] and [`tile_codes`] turn rows of weights into the bytes of a tensor.
-//! - [`save_statistics`] and [`load_statistics`] keep calibration between runs; [`Imatrix`] reads what llama.cpp's tool
+//! - [`save_statistics`] and [`StatisticsFile`] keep calibration between runs, and say which text it read; [`Imatrix`] reads what llama.cpp's tool
 //!   wrote.
 //!
 //! The bytes are drawn in docs/reference/orkpack.md.
@@ -15,6 +15,7 @@
 //! changes as well as damage, and it runs at several GB/s. The header is JSON: self-describing, stable, and readable
 //! with the tools that everyone has.
 
+mod calibration;
 mod census;
 mod container;
 mod diff;
@@ -31,6 +32,7 @@ mod tile;
 mod verify;
 mod writer;
 
+pub use calibration::Calibration;
 pub use census::{Discrepancy, census};
 pub use container::{PAGE, Section, Version};
 pub use diff::{Difference, diff};
@@ -41,7 +43,7 @@ pub use imatrix::{Imatrix, ImatrixEntry, ImatrixError};
 pub use info::{Info, SchemeTotal, info};
 pub use reader::{Expected, Pack, Tensor, VERSION};
 pub use source::{SourceId, SourceSample};
-pub use statistics::{STATISTICS_VERSION, load_statistics, parse_statistics, save_statistics};
-pub use tile::{TileError, TiledWeight, tile_codes, tile_i4a8, tile_w8a8};
+pub use statistics::{CalibrationRun, STATISTICS_VERSION, StatisticsFile, save_statistics};
+pub use tile::{TileError, TiledWeight, tile_codes, tile_i4a8, tile_stored_codes, tile_w8a8};
 pub use verify::{Damage, Verification, verify};
 pub use writer::{NewTensor, PackWriter, PackWritten, WriteOptions};

@@ -2,16 +2,14 @@
 //! Reading a pack.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
 use ork_quant::{Basis, Scale, Step, StepKind};
 
-use crate::container::{Kind, Superblock, Version, check_sections, open, section_bytes};
+use crate::container::{Bytes, Kind, Superblock, Version, check_sections, open, section_bytes};
 use crate::header::{PackPlan, PartHeader, Target, TensorEntry};
 use crate::writer::part_path;
-use crate::{Hash, PackError, Section, SourceId, SourceSample, census};
+use crate::{Calibration, Hash, PackError, Section, SourceId, SourceSample, census};
 
 /// The version of the format that is written; it and older minor versions are read.
 pub const VERSION: Version = Version { major: 1, minor: 0 };
@@ -45,18 +43,9 @@ pub(crate) struct Part {
     pub(crate) header: PartHeader,
 }
 
-#[derive(Debug)]
-enum Bytes {
-    Mapped(Mmap),
-    Owned(Vec<u8>),
-}
-
 impl Part {
     pub(crate) fn bytes(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::Mapped(map) => map,
-            Bytes::Owned(bytes) => bytes,
-        }
+        &self.bytes
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -64,20 +53,12 @@ impl Part {
     }
 
     fn map(path: PathBuf) -> Result<Self, PackError> {
-        let file = File::open(&path).map_err(PackError::io("open", &path))?;
-        // SAFETY: the mapping is read-only and private to this value. ork never changes a pack under its final name: a
-        // writer renames complete files over it, which leaves the mapped file alone. Another program that
-        // shortens the file in place could end this process with SIGBUS, as with every mapped file.
-        let map = unsafe { Mmap::map(&file) }.map_err(PackError::io("map", &path))?;
-        Self::parse(path, Bytes::Mapped(map))
+        let bytes = Bytes::map(&path)?;
+        Self::parse(path, bytes)
     }
 
     fn parse(path: PathBuf, bytes: Bytes) -> Result<Self, PackError> {
-        let slice = match &bytes {
-            Bytes::Mapped(map) => &map[..],
-            Bytes::Owned(bytes) => bytes,
-        };
-        let (block, header) = open(slice, PACK, &path)?;
+        let (block, header) = open(&bytes, PACK, &path)?;
         let damaged = |what: String| PackError::Damaged { path: path.clone(), what };
         let header: PartHeader =
             serde_json::from_slice(header).map_err(|error| damaged(format!("its header: {error}")))?;
@@ -168,8 +149,8 @@ impl Pack {
                 )));
             }
             let (ours, theirs) = (&part.header, &first.header);
-            if (&ours.target, &ours.source, &ours.writer, ours.plan)
-                != (&theirs.target, &theirs.source, &theirs.writer, theirs.plan)
+            if (&ours.target, &ours.source, &ours.calibration, &ours.writer, ours.plan)
+                != (&theirs.target, &theirs.source, &theirs.calibration, &theirs.writer, theirs.plan)
             {
                 return Err(damaged(format!("it does not belong to {}", first.path.display())));
             }
@@ -235,6 +216,11 @@ impl Pack {
     /// What it was made from.
     pub fn source(&self) -> &SourceId {
         &self.parts[0].header.source
+    }
+
+    /// The calibration that its weights were quantised with, if any was used.
+    pub fn calibration(&self) -> Option<&Calibration> {
+        self.parts[0].header.calibration.as_ref()
     }
 
     /// Who made it.

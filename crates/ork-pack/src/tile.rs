@@ -108,13 +108,27 @@ pub fn tile_i4a8(
             Ok(found.scale)
         }
     })?;
+    Ok(TiledWeight { data: stored(&tiles, codebook.zero()), scales, layout: layout.into() })
+}
+
+/// Tiles four-bit codes that are there already as stored int4: [`tile_codes`] in the order of the int8 tiles, two codes
+/// per byte. For codes of the uniform codebook, whose int8 code is the code itself: what GPTQ gives.
+///
+/// # Panics
+/// If there are not K x N codes, or the layout is not one of int8.
+pub fn tile_stored_codes(layout: &WeightLayout, codes: &[i8]) -> Vec<u8> {
+    stored(&tile_codes(layout, codes), 0)
+}
+
+/// Two nibbles of the bytes of int8 tiles per byte, each relative to the nibble of zero.
+fn stored(tiles: &[u8], zero: u8) -> Vec<u8> {
     const CHUNK: usize = 1 << 16;
     let mut data = vec![0u8; tiles.len().div_ceil(2)];
     data.par_chunks_mut(CHUNK / 2).zip(tiles.par_chunks(CHUNK)).for_each(|(bytes, tile)| {
-        let nibbles: Vec<u8> = tile.iter().map(|byte| byte ^ codebook.zero()).collect();
+        let nibbles: Vec<u8> = tile.iter().map(|byte| byte ^ zero).collect();
         pack_nibbles(&nibbles, bytes);
     });
-    Ok(TiledWeight { data, scales, layout: layout.into() })
+    data
 }
 
 /// Tiles codes that are there already, K of each output channel one after the other: native int4 as GPTQ gives it.

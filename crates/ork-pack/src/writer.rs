@@ -255,6 +255,7 @@ impl PackWriter {
             let header = PartHeader {
                 target: self.plan.target.clone(),
                 source: self.plan.source.clone(),
+                calibration: self.plan.calibration.clone(),
                 writer: self.plan.writer.clone(),
                 plan: self.plan_hash,
                 tensors,

@@ -13,6 +13,7 @@ const V1_0: &[u8] = include_bytes!("fixtures/v1.0.orkpack");
 fn version_1_0_is_read() {
     let pack = Pack::from_bytes(vec![V1_0.to_vec()]).unwrap();
     pack.expect(&Expected { soc: "RK3588", layout: LAYOUT, source: Some(&common::source().sample) }).unwrap();
+    assert_eq!(pack.calibration(), Some(&common::calibration()));
     assert_eq!(pack.version(), Version { major: 1, minor: 0 });
     assert_eq!(verify(&pack).damages, []);
     pack.check(&plan(1)).unwrap();

@@ -14,6 +14,7 @@
 //! Equal inputs give equal plans.
 #![forbid(unsafe_code)]
 
+mod admission;
 pub mod cost;
 mod datapath;
 mod decide;
@@ -29,6 +30,7 @@ pub mod rules;
 pub mod schedule;
 mod tiling;
 
+pub use admission::{Refusal, admit};
 pub use cost::Modelled;
 pub use datapath::{Datapath, DatapathState, Transition};
 pub use decide::{Decision, Decline, Reason, decide};

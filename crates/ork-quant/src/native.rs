@@ -4,7 +4,7 @@
 //! Both rows must have gone through the same [`crate::Basis`] before, each through its own side.
 
 use crate::clip::{ClipReport, search_clip};
-use crate::gptq::NativeRows;
+use crate::gptq::{NativeClip, NativeRows};
 use crate::kernels::finite_abs_max;
 use crate::real::{code_of, rint, rint_f32};
 use crate::wide::wide;
@@ -14,7 +14,8 @@ use crate::{QuantError, Scale};
 /// of perplexity): four-bit activation noise is not outlier-driven once the basis has spread the outliers.
 pub const ACTIVATION_CLIPS: [f32; 8] = [1.0, 0.9375, 0.875, 0.8125, 0.75, 0.6875, 0.625, 0.5625];
 
-/// Quantises one weight row by rounding to nearest at the best clipping point, and counts the search in `report`.
+/// Quantises one weight row by rounding to nearest at the clipping point that `clip` asks for, and counts a search in
+/// `report`.
 ///
 /// # Errors
 /// [`QuantError::NonFinite`] at the first NaN or infinity; `codes` is then untouched.
@@ -24,20 +25,29 @@ pub const ACTIVATION_CLIPS: [f32; 8] = [1.0, 0.9375, 0.875, 0.8125, 0.75, 0.6875
 pub fn quantise_native_weight(
     row: &[f32],
     codes: &mut [i8],
+    clip: NativeClip,
     report: &mut ClipReport,
 ) -> Result<Scale, QuantError> {
     assert_eq!(row.len(), codes.len(), "one code per element of the row");
-    finite_abs_max(row)?;
-    let row: Vec<f64> = row.iter().copied().map(f64::from).collect();
-    let clip = search_clip(&row, None);
-    let scale = Scale::for_limit((clip.scale * 7.0) as f32, 7.0);
+    let abs_max = finite_abs_max(row)?;
+    let scale = match clip {
+        NativeClip::AbsMax => Scale::for_limit(abs_max, 7.0),
+        NativeClip::Search => {
+            let row: Vec<f64> = row.iter().copied().map(f64::from).collect();
+            let clip = search_clip(&row, None);
+            let scale = Scale::for_limit((clip.scale * 7.0) as f32, 7.0);
+            if !scale.is_zero() {
+                report.count(&clip);
+            }
+            scale
+        }
+    };
     if scale.is_zero() {
         codes.fill(0);
         return Ok(scale);
     }
-    report.count(&clip);
-    for (code, w) in codes.iter_mut().zip(&row) {
-        *code = rint((w / f64::from(scale.get())).clamp(-8.0, 7.0)) as i8;
+    for (code, w) in codes.iter_mut().zip(row) {
+        *code = rint((f64::from(*w) / f64::from(scale.get())).clamp(-8.0, 7.0)) as i8;
     }
     Ok(scale)
 }
@@ -50,12 +60,12 @@ pub fn quantise_native_weight(
 ///
 /// # Panics
 /// If K is 0 or the weights are not whole rows.
-pub fn quantise_native_rows(rows: &[f32], k: usize) -> Result<NativeRows, QuantError> {
+pub fn quantise_native_rows(rows: &[f32], k: usize, clip: NativeClip) -> Result<NativeRows, QuantError> {
     assert!(k > 0 && rows.len().is_multiple_of(k), "whole rows of {k} weights");
     let mut found =
         NativeRows { codes: vec![0; rows.len()], scales: Vec::new(), report: ClipReport::default() };
     for (row, (weights, codes)) in rows.chunks_exact(k).zip(found.codes.chunks_exact_mut(k)).enumerate() {
-        let scale = quantise_native_weight(weights, codes, &mut found.report);
+        let scale = quantise_native_weight(weights, codes, clip, &mut found.report);
         found.scales.push(scale.map_err(|error| error.in_row(row))?);
     }
     Ok(found)

@@ -348,18 +348,23 @@ fn transpose(a: &mut [f64], k: usize) {
 /// Statistics of a model, as far as they have been collected.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Statistics {
-    /// By name of the weight.
+    /// By name of the weight: of the first one, where several multiply the same activations.
     pub tensors: BTreeMap<String, TensorStatistics>,
+    /// The other weights of the same activations (keys and values beside queries, up beside gate), and the name under
+    /// which their statistics are.
+    pub shared: BTreeMap<String, String>,
     /// How far the calibration text has been read, in the caller's unit: where to resume.
     pub position: u64,
-    /// What the text was: a hash or a name. Calibrating and evaluating on the same text is the classic mistake; this
-    /// lets a report see it.
-    pub text: String,
 }
 
 impl Statistics {
     /// Bytes that statistics of these tensors take, at most: (K, what is kept) each.
     pub fn bytes_max(tensors: impl IntoIterator<Item = (u64, Collect)>) -> u64 {
         tensors.into_iter().map(|(k, collect)| TensorStatistics::bytes_max(k, collect)).sum()
+    }
+
+    /// The name under which statistics of a weight are kept: its own, or that of the weight it shares activations with.
+    pub fn key_of<'a>(&'a self, weight: &'a str) -> &'a str {
+        self.shared.get(weight).map_or(weight, String::as_str)
     }
 }

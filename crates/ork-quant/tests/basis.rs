@@ -4,7 +4,7 @@
 
 use nalgebra::{DMatrix, DVector};
 use ork_quant::{
-    Basis, BasisError, ClipReport, STEPS_MAX, Step, StepKind, quantise_native_activation,
+    Basis, BasisError, ClipReport, NativeClip, STEPS_MAX, Step, StepKind, quantise_native_activation,
     quantise_native_weight, smoothing,
 };
 use ork_testkit::Stream;
@@ -172,7 +172,8 @@ fn w4a4_error(k: usize, outliers: &[usize], steps: &[StepKind]) -> f64 {
                 let mut row = row.to_vec();
                 let scale = if weights {
                     basis.weight_row(&mut row);
-                    quantise_native_weight(&row, &mut codes, &mut ClipReport::default()).unwrap()
+                    quantise_native_weight(&row, &mut codes, NativeClip::Search, &mut ClipReport::default())
+                        .unwrap()
                 } else {
                     basis.activation_row(&mut row);
                     quantise_native_activation(&row, &mut codes).unwrap()

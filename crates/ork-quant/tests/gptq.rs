@@ -104,16 +104,16 @@ fn rows_without_a_hessian_are_rows_one_by_one() {
     let k = 130;
     let mut weights = Stream::new(15).f32s_unit(4 * k);
     weights[k..2 * k].fill(0.0);
-    let found = quantise_native_rows(&weights, k).unwrap();
+    let found = quantise_native_rows(&weights, k, NativeClip::Search).unwrap();
     let mut report = ClipReport::default();
     for (index, row) in weights.chunks_exact(k).enumerate() {
         let mut codes = vec![0; k];
-        let scale = quantise_native_weight(row, &mut codes, &mut report).unwrap();
+        let scale = quantise_native_weight(row, &mut codes, NativeClip::Search, &mut report).unwrap();
         assert_eq!((&found.codes[index * k..][..k], found.scales[index]), (&codes[..], scale));
     }
     assert_eq!((found.report, found.report.rows, found.scales[1]), (report, 3, Scale::ZERO));
     weights[2 * k + 3] = f32::INFINITY;
-    assert!(quantise_native_rows(&weights, k).unwrap_err().to_string().contains("row 2"));
+    assert!(quantise_native_rows(&weights, k, NativeClip::Search).unwrap_err().to_string().contains("row 2"));
 }
 
 #[test]
@@ -245,13 +245,13 @@ fn the_search_is_not_pinned() {
     for _ in 0..24 {
         let row: Vec<f32> =
             stream.f32s_unit(k * 12).chunks_exact(12).map(|twelve| twelve.iter().sum()).collect();
-        quantise_native_weight(&row, &mut vec![0; k], &mut report).unwrap();
+        quantise_native_weight(&row, &mut vec![0; k], NativeClip::Search, &mut report).unwrap();
     }
     assert_eq!((report.rows, report.pinned), (24, 0));
     assert!((report.alpha_mean() - 0.65).abs() < 0.05, "{}", report.alpha_mean());
     // And the counter counts: one large weight among thousands of small ones wants less than the floor.
     let mut row: Vec<f32> = (0..20 * k).map(|place| ((place % 1009) as f32 / 504.0 - 1.0) * 0.09).collect();
     row[0] = 1.0;
-    quantise_native_weight(&row, &mut vec![0; 20 * k], &mut report).unwrap();
+    quantise_native_weight(&row, &mut vec![0; 20 * k], NativeClip::Search, &mut report).unwrap();
     assert_eq!(report.pinned, 1, "{report:?}");
 }

@@ -244,7 +244,8 @@ fn self_tuning_clip() {
     assert_eq!(clip.alpha, 0.960_937_5);
     six(&[clip.scale, clip.error], &[1.098214, 1.504477]);
     let mut codes = [0; 16];
-    let scale = quantise_native_weight(&row, &mut codes, &mut ClipReport::default()).unwrap();
+    let scale =
+        quantise_native_weight(&row, &mut codes, NativeClip::Search, &mut ClipReport::default()).unwrap();
     assert_eq!(codes, [7, 1, -1, 1, 1, -1, 0, 1, -1, 0, 1, -1, 0, 1, 0, 1]);
     six(&[f64::from(scale.get())], &[1.098214]);
 

@@ -4,13 +4,14 @@
 
 use std::path::Path;
 
+use ork_corpus::Corpus;
 use ork_layout::{Format, WeightLayout};
 use ork_pack::{
-    Hash, LAYOUT, NewTensor, Pack, PackPlan, PackWriter, PackWritten, Request, SourceId, SourceSample,
-    Target, TensorLayout, TiledWeight, WriteOptions, tile_i4a8, tile_w8a8,
+    Calibration, Hash, LAYOUT, NewTensor, Pack, PackPlan, PackWriter, PackWritten, Request, SourceId,
+    SourceSample, Target, TensorLayout, TiledWeight, WriteOptions, tile_i4a8, tile_w8a8,
 };
 use ork_quant::{
-    Basis, ClipReport, ClipRule, Codebook, Method, Scheme, Step, StepKind, Tier, pack_nibbles,
+    Basis, ClipReport, ClipRule, Codebook, Method, NativeClip, Scheme, Step, StepKind, Tier, pack_nibbles,
     quantise_native_weight,
 };
 use ork_testkit::Stream;
@@ -23,6 +24,11 @@ pub(crate) fn source() -> SourceId {
         sample: SourceSample { bytes: 12345, hash: Hash::of(b"sample") },
         content: Hash::of(b"content"),
     }
+}
+
+pub(crate) fn calibration() -> Calibration {
+    let text = Corpus::from_text("text.txt", "What the model reads. ".repeat(40)).unwrap().whole().origin();
+    Calibration { file: "model.orkstat".into(), content: Hash::of(b"statistics"), text: Some(text) }
 }
 
 pub(crate) fn schemes() -> [Scheme; 3] {
@@ -56,6 +62,7 @@ pub(crate) fn plan(layers: u32) -> PackPlan {
     PackPlan {
         target: Target { soc: "RK3588".into(), layout: LAYOUT.into() },
         source: source(),
+        calibration: Some(calibration()),
         writer: "test 1".into(),
         tensors: tensors.collect(),
     }
@@ -87,8 +94,7 @@ pub(crate) fn made(request: &Request) -> (TiledWeight, Basis) {
             for (row, nibbles) in (0..request.n as usize).zip(nibbles.chunks_exact_mut(K as usize)) {
                 let mut weights = weights(row);
                 basis.weight_row(&mut weights);
-                scales
-                    .push(quantise_native_weight(&weights, &mut codes, &mut ClipReport::default()).unwrap());
+                scales.push(native(&weights, &mut codes));
                 nibbles.iter_mut().zip(&codes).for_each(|(nibble, code)| *nibble = code.cast_unsigned() & 15);
             }
             let mut data = vec![0; nibbles.len() / 2];
@@ -96,6 +102,10 @@ pub(crate) fn made(request: &Request) -> (TiledWeight, Basis) {
             (TiledWeight { data, scales, layout: TensorLayout { k_slices: vec![K], n_padded } }, basis)
         }
     }
+}
+
+fn native(weights: &[f32], codes: &mut [i8]) -> ork_quant::Scale {
+    quantise_native_weight(weights, codes, NativeClip::Search, &mut ClipReport::default()).unwrap()
 }
 
 /// Writes the tensor that is due, as asked.

@@ -56,7 +56,7 @@ pub(crate) fn rows(m: usize, k: usize) {
         work: Box::new(move || {
             let mut report = ClipReport::default();
             for row in input.chunks_exact(k).take(slow) {
-                _ = black_box(quantise_native_weight(row, &mut codes, &mut report));
+                _ = black_box(quantise_native_weight(row, &mut codes, NativeClip::Search, &mut report));
             }
         }),
     });

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a product costs the host, with an NPU that takes no time: `cargo run --release -p ork-driver --example host_cost`.
+//!
+//! Every phase as a share of the modelled call; a product of one row with kept programs; and the throughput of tiling,
+//! de-tiling and quantising beside that of memcpy, in turns, on one thread. All times are of the host it runs on, which
+//! is as a rule no RK3588; the modelled call is that of an RK3588 with three cores. Cache maintenance is calls only:
+//! the emulated board here has no caches.
+#![allow(clippy::print_stdout, reason = "an example talks")]
+#![allow(clippy::unwrap_used, reason = "an example may stop")]
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use half::{bf16, f16};
+use ork_device::{Board, Coherency, Device, DeviceOptions, EmuOptions};
+use ork_driver::{Driver, DriverCounters, DriverOptions, MatmulGroup, Weight, Work};
+use ork_emu::{Bus, Engine, JobEnd, JobOutcome, JobStats, PcJob};
+use ork_isa::soc::RK3588;
+use ork_layout::{Element, Format, Int4};
+use ork_plan::{Decision, PlanOptions, Problem, decide, weight_layout};
+
+/// A core that is done at once.
+struct Idle;
+
+impl Engine for Idle {
+    fn reset(&mut self) {}
+
+    fn run(&mut self, _: &dyn Bus, job: &PcJob) -> JobOutcome {
+        JobOutcome {
+            end: JobEnd::Done,
+            tasks_done: job.tasks,
+            int_status: job.int_mask,
+            modelled_us: 0.0,
+            diagnoses: Vec::new(),
+            stats: JobStats::default(),
+        }
+    }
+}
+
+fn driver(cores: u8) -> Driver {
+    let engines: [Box<dyn Engine>; 3] = [Box::new(Idle), Box::new(Idle), Box::new(Idle)];
+    let options = EmuOptions { coherency: Coherency::Shared, ..EmuOptions::default() };
+    let board = Board::with_engines(&options, engines);
+    let device = Device::on_board(&board, &DeviceOptions { cores, ..DeviceOptions::default() }).unwrap();
+    Driver::new(device, DriverOptions::default()).unwrap()
+}
+
+const ROUNDS: usize = 301;
+
+/// Median and least of many times.
+#[derive(Clone, Copy)]
+struct Times {
+    median: Duration,
+    least: Duration,
+}
+
+impl Times {
+    fn of(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        Self { median: times[times.len() / 2], least: times[0] }
+    }
+}
+
+fn us(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+fn bound(value: f64, limit: f64) -> &'static str {
+    if value <= limit { "within" } else { "BEYOND" }
+}
+
+/// int8 with float operands, as a model's layers call it.
+fn call(m: usize, k: usize, n: usize) {
+    let driver = driver(3);
+    let weight = driver.load("w", k, n, &|_, out| out.fill(1.0)).unwrap();
+    let x: Vec<f32> = (0..m * k).map(|i| (i as f32 * 0.7).sin()).collect();
+    let mut out = vec![0.0; m * n];
+    let mut phases: [Vec<Duration>; 4] = Default::default();
+    for _ in 0..ROUNDS {
+        let before = driver.counters();
+        driver.matmul(&mut MatmulGroup { m, x: &x, parts: vec![(&weight, &mut out)] }).unwrap();
+        let after = driver.counters();
+        let phase = |of: fn(&DriverCounters) -> Duration| of(&after) - of(&before);
+        phases[0].push(phase(|counters| counters.synthesise));
+        phases[1].push(phase(|counters| counters.quantise + counters.dequantise + counters.sync));
+        phases[2].push(phase(|counters| counters.quantise));
+        phases[3].push(phase(|counters| counters.dequantise));
+    }
+    let layout = weight_layout(Format::INT8_INT32, k as u32, n as u32, &RK3588).unwrap();
+    let problem = Problem { m: m as u32, weight: layout };
+    let options = PlanOptions { cores: 3, ..PlanOptions::default() };
+    let Decision::Accept(plan) = decide(&problem, &RK3588, &options) else { return };
+    let modelled = plan.modelled().us;
+    println!("int8 {m} x {k} x {n} on three cores: {}", plan.modelled());
+    let [synthesis, tiles, quantise, dequantise] = phases.map(Times::of);
+    for (name, times, limit) in
+        [("synthesis", synthesis, 2.0), ("tiling + de-tiling + sync calls", tiles, 8.0)]
+    {
+        let share = |time| 100.0 * us(time) / modelled;
+        println!(
+            "  {name:32} median {:7.1} us, least {:7.1} us, measured: {:5.2} % and {:5.2} % of the modelled call; {} {limit} %",
+            us(times.median),
+            us(times.least),
+            share(times.median),
+            share(times.least),
+            bound(share(times.median), limit),
+        );
+    }
+    println!(
+        "    of that quantising and tiling {:.1} us, scaling and de-tiling {:.1} us (medians, measured)",
+        us(quantise.median),
+        us(dequantise.median)
+    );
+}
+
+fn kept(k: usize, n: usize) {
+    for cores in [1, 3] {
+        let driver = driver(cores);
+        let weight = driver.load_codes("w", k, n, &|_, out| out.fill(1)).unwrap();
+        let mut product = driver.precompile(&weight, 1).unwrap();
+        let row = vec![1_i8; k];
+        let mut out = vec![0_i32; n];
+        let mut times = Vec::new();
+        for _ in 0..10 * ROUNDS {
+            let start = Instant::now();
+            driver.run_precompiled_codes(&mut product, &weight, &row, &mut out).unwrap();
+            times.push(start.elapsed());
+        }
+        let times = Times::of(times);
+        println!(
+            "int8 1 x {k} x {n} with kept programs, {cores} core(s): median {:.1} us, least {:.1} us, measured; {} 15 us",
+            us(times.median),
+            us(times.least),
+            bound(us(times.median), 15.0)
+        );
+    }
+}
+
+/// Throughput of a phase, in turns with a copy of as many bytes.
+fn race(name: &str, bytes: usize, mut phase: impl FnMut() -> Duration) {
+    let (from, mut to) = (vec![1_u8; bytes / 2], vec![2_u8; bytes / 2]);
+    let (mut copies, mut phases) = (Vec::new(), Vec::new());
+    for _ in 0..101 {
+        let start = Instant::now();
+        to.copy_from_slice(black_box(&from));
+        black_box(&to);
+        copies.push(start.elapsed());
+        phases.push(phase());
+    }
+    let (copy, phase) = (Times::of(copies), Times::of(phases));
+    let rate = |time: Duration| bytes as f64 / time.as_secs_f64() / 1e9;
+    let ratio = copy.median.as_secs_f64() / phase.median.as_secs_f64();
+    let best = copy.least.as_secs_f64() / phase.least.as_secs_f64();
+    println!(
+        "  {name:34} {:6.1} GB/s   {ratio:4.2} of memcpy (best against best {best:4.2}); {} 0.5",
+        rate(phase.median),
+        if ratio >= 0.5 { "at least" } else { "BELOW" }
+    );
+}
+
+fn codes(format: Format, driver: &Driver, k: usize, n: usize) -> Weight {
+    match format {
+        Format::INT8_INT32 => driver.load_codes("w", k, n, &|_, out| out.fill(1)).unwrap(),
+        Format::INT4_INT16 => elements::<Int4>(format, driver, k, n),
+        Format::FP16_FP32 => elements::<f16>(format, driver, k, n),
+        Format::BF16_FP32 => elements::<bf16>(format, driver, k, n),
+        _ => elements::<f32>(format, driver, k, n),
+    }
+}
+
+fn elements<T: Element>(format: Format, driver: &Driver, k: usize, n: usize) -> Weight {
+    driver.load_elements::<T>("w", format, k, n, &|_, out| out.fill(T::default())).unwrap()
+}
+
+/// Tiling and de-tiling of one precision. `input` and `output` are bits of an element.
+fn precision(name: &str, format: Format, (m, k, n): (usize, usize, usize)) {
+    let driver = driver(1);
+    let weight = codes(format, &driver, k, n);
+    let slices = weight_layout(format, k as u32, n as u32, &RK3588).unwrap().slices().len();
+    let input = m * k * format.input().bits() as usize / 8;
+    let result = m * n * format.output_bytes() as usize;
+    // What the host reads of an operand, and writes of a result.
+    let (host, wide) = match format {
+        Format::INT4_INT16 => (m * k, m * n * 4),
+        _ => (input, m * n * 4),
+    };
+    let mut phases = || {
+        let before = driver.counters();
+        work(&driver, &weight, format, m);
+        let after = driver.counters();
+        (after.quantise - before.quantise, after.dequantise - before.dequantise)
+    };
+    race(&format!("{name}: tile"), host + input, || phases().0);
+    race(&format!("{name}: de-tile, {slices} slice(s)"), slices * result + wide, || phases().1);
+}
+
+fn work(driver: &Driver, weight: &Weight, format: Format, m: usize) {
+    let (a, c) = (m * weight.k(), m * weight.n());
+    let run = |mut work: Work<'_>| driver.work(weight, m, &mut work).unwrap();
+    match format {
+        Format::INT8_INT32 => run(Work::Int8 { a: &vec![1; a], out: &mut vec![0; c] }),
+        Format::INT4_INT16 => run(Work::Int4 { a: &vec![Int4::MAX; a], out: &mut vec![0; c] }),
+        Format::FP16_FP32 => run(Work::Fp16 { a: &vec![f16::ONE; a], out: &mut vec![0.0; c] }),
+        Format::BF16_FP32 => run(Work::Bf16 { a: &vec![bf16::ONE; a], out: &mut vec![0.0; c] }),
+        _ => run(Work::Tf32 { a: &vec![1.0; a], out: &mut vec![0.0; c] }),
+    }
+}
+
+fn quantisation(m: usize, k: usize, n: usize) {
+    let driver = driver(1);
+    let weight = driver.load("w", k, n, &|_, out| out.fill(1.0)).unwrap();
+    let x: Vec<f32> = (0..m * k).map(|i| (i as f32 * 0.7).sin()).collect();
+    let mut out = vec![0.0; m * n];
+    let mut phases = || {
+        let before = driver.counters();
+        driver.matmul(&mut MatmulGroup { m, x: &x, parts: vec![(&weight, &mut out)] }).unwrap();
+        let after = driver.counters();
+        (after.quantise - before.quantise, after.dequantise - before.dequantise)
+    };
+    race("int8: quantise activation and tile", m * k * 5, || phases().0);
+    race("int8: de-tile and scale", m * n * 8, || phases().1);
+}
+
+fn main() {
+    call(128, 2048, 2048);
+    kept(2048, 2048);
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    alone.install(|| {
+        for (title, m) in [("in caches", 128), ("from memory", 2048)] {
+            println!("throughput on one thread, measured, {title}: {m} rows of K = N = 2048");
+            quantisation(m, 2048, 2048);
+            precision("int8", Format::INT8_INT32, (m, 2048, 2048));
+            precision("int8, K slices", Format::INT8_INT32, (m, 6144, 2048));
+            precision("fp16", Format::FP16_FP32, (m, 1024, 2048));
+            precision("fp16, K slices", Format::FP16_FP32, (m, 2048, 2048));
+            precision("bf16 (cubes)", Format::BF16_FP32, (m, 1024, 2048));
+            precision("tf32 (cubes)", Format::TF32_FP32, (m, 1024, 2048));
+            precision("int4", Format::INT4_INT16, (m, 2048, 2048));
+        }
+    });
+}

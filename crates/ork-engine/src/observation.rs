@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Looking at the activations of weights while text is evaluated.
+
+use crate::context::Context;
+use crate::error::EngineError;
+use crate::llama::Outputs;
+use crate::model::Model;
+use crate::watch::{Watcher, WeightProduct};
+use ork_engine_options::ContextOptions;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A product of a weight and activations, in one evaluation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObservedProduct {
+    /// Name of the weight.
+    pub weight: String,
+    /// Channels of the activations.
+    pub k: usize,
+    /// Names the activations inside one evaluation: equal for weights that share them.
+    pub input: usize,
+}
+
+/// Whoever looks at activations.
+pub trait Observer: Send {
+    /// Whether the activations of a product are wanted. Asked for every product of every evaluation, in their order;
+    /// nothing has been computed yet.
+    fn wants(&mut self, product: &ObservedProduct) -> bool;
+
+    /// The activations of a wanted product: rows of `product.k` values, one per token. `Break` ends the evaluation,
+    /// which then fails.
+    fn take(&mut self, product: &ObservedProduct, rows: &[f32]) -> ControlFlow<()>;
+}
+
+/// A context whose products an observer sees. Use a model without the NPU: activations are read from host memory.
+pub struct Observation<'m, O> {
+    context: Context<'m>,
+    observer: Arc<Mutex<O>>,
+}
+
+impl<O> std::fmt::Debug for Observation<'_, O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Observation").finish_non_exhaustive()
+    }
+}
+
+struct Shared<O>(Arc<Mutex<O>>);
+
+fn observed(product: &WeightProduct<'_>) -> ObservedProduct {
+    ObservedProduct { weight: product.weight(), k: product.k(), input: product.input() }
+}
+
+impl<O: Observer> Watcher for Shared<O> {
+    fn wants(&mut self, product: &WeightProduct<'_>) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).wants(&observed(product))
+    }
+
+    fn take(&mut self, product: &WeightProduct<'_>, rows: &[f32]) -> ControlFlow<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take(&observed(product), rows)
+    }
+}
+
+impl<'m, O: Observer + 'static> Observation<'m, O> {
+    /// Opens a context.
+    ///
+    /// # Errors
+    /// [`EngineError::Context`], [`EngineError::InvalidOption`].
+    pub fn new(model: &'m Model, options: &ContextOptions, observer: O) -> Result<Self, EngineError> {
+        let observer = Arc::new(Mutex::new(observer));
+        let watcher = Box::new(Shared(Arc::clone(&observer)));
+        Ok(Self { context: Context::open_watched(model, options, Some(watcher))?, observer })
+    }
+
+    /// Evaluates tokens in an emptied context, with logits after each, so that the output matrix sees every position.
+    ///
+    /// # Errors
+    /// As [`crate::logits`]; also when the observer ended the evaluation.
+    pub fn evaluate(&mut self, tokens: &[i32]) -> Result<(), EngineError> {
+        self.context.clear();
+        self.context.admit(tokens)?;
+        let batch = self.context.batch_tokens();
+        tokens.chunks(batch).try_for_each(|chunk| self.context.evaluate(chunk, Outputs::All))
+    }
+
+    /// The observer.
+    pub fn with<R>(&mut self, act: impl FnOnce(&mut O) -> R) -> R {
+        act(&mut self.observer.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
