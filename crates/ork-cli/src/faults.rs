@@ -79,7 +79,8 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<(), Failure> {
     let tally = result.map_err(|error| failed(chain(&error)))?;
     let accounted = is_accounted_for(&run, &tally);
     let memory = memory_run(&run).map_err(|error| failed(chain(&error)))?;
-    let verdict = if accounted { "every fault stands in the counters" } else { "FAULTS ARE MISSING IN THE COUNTERS" };
+    let verdict =
+        if accounted { "every fault stands in the counters" } else { "FAULTS ARE MISSING IN THE COUNTERS" };
     print(&format!("seed {}\n{tally}{verdict}\n{memory}\n", args.seed))?;
     if tally.is_clean() && accounted && memory.is_clean() {
         return Ok(());

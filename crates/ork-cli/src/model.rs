@@ -152,7 +152,8 @@ fn prefill() -> Result<String, Failure> {
         for &Matmul { name, k, n, count, activations } in prefill.matmuls {
             let (time, slices) = modelled(rows, k, n)?;
             layer = layer + time * f64::from(count);
-            bytes += host_bytes(rows.into(), k.into(), n.into(), slices.into(), count.into(), activations.into());
+            bytes +=
+                host_bytes(rows.into(), k.into(), n.into(), slices.into(), count.into(), activations.into());
             line(
                 &mut text,
                 format_args!("  {count} x {name:<9} {rows} x {k} x {n}: {time}, {slices} K slices"),
@@ -170,10 +171,7 @@ fn prefill() -> Result<String, Failure> {
             format_args!("  {layers} layers: {matmuls}, {:.0} tok/s modelled (matmuls only)", speed(matmuls)),
         );
         line(&mut text, format_args!("  host bytes: {host}; attention: {attention}"));
-        line(
-            &mut text,
-            format_args!("  these parts together: {all}, {:.0} tok/s modelled", speed(all)),
-        );
+        line(&mut text, format_args!("  these parts together: {all}, {:.0} tok/s modelled", speed(all)));
         line(
             &mut text,
             format_args!(

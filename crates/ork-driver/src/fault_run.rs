@@ -14,8 +14,8 @@
 use std::time::Duration;
 
 use ork_device::{
-    Board, Device, DeviceOptions, DriverKind, EmuOptions, FaultPlan, Live, OpenError, RecoveryMode, SubmitMode,
-    When,
+    Board, Device, DeviceOptions, DriverKind, EmuOptions, FaultPlan, Live, OpenError, RecoveryMode,
+    SubmitMode, When,
 };
 use ork_layout::Format;
 
@@ -383,7 +383,8 @@ fn one(
     match result {
         Ok(right) => tally.wrong += u64::from(!right),
         Err(error) => {
-            let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+            let causes =
+                std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
             let text: Vec<String> = causes.map(ToString::to_string).collect();
             let text = text.join(": ").replace(|c: char| c.is_ascii_digit(), "#");
             *tally.errors.entry(text).or_insert(0) += 1;

@@ -41,8 +41,7 @@ enum Structure {
 
 fn structure(product: Product, shape: Shape, cores: u8) -> Vec<Structure> {
     let lowered = product.lower(shape.k);
-    let weight =
-        weight_layout(lowered.format, shape.k, lowered.columns * shape.n, &RK3588).unwrap();
+    let weight = weight_layout(lowered.format, shape.k, lowered.columns * shape.n, &RK3588).unwrap();
     let slices = weight.slices().iter().map(|slice| slice.len).collect();
     let n = weight.n_padded();
     let options = PlanOptions { cores, ..PlanOptions::default() };
@@ -50,9 +49,8 @@ fn structure(product: Product, shape: Shape, cores: u8) -> Vec<Structure> {
         Decision::Accept(plan) => plan,
         Decision::Decline(decline) => return vec![Structure::Declined(decline.law())],
     };
-    let programs = plan.shapes().iter().map(|pass| {
-        pass.chains.iter().map(|chain| chain.programs.len()).collect()
-    });
+    let programs =
+        plan.shapes().iter().map(|pass| pass.chains.iter().map(|chain| chain.programs.len()).collect());
     let kind = |form: Form, split| match form {
         // Its surface grows with every row.
         Form::Fold { .. } => ("Fold".to_owned(), split),
@@ -134,7 +132,11 @@ fn the_sweeps_contain_every_edge_every_head_and_every_kind_of_size() {
                 assert!(odd >= 20 && primes >= 10, "{product}: {odd} odd and {primes} prime {dim:?}");
             }
             let single = cases.iter().filter(|case| case.shape.m == 1).count();
-            assert!(single * 20 >= cases.len(), "{product}, {tier:?}: {single} of {} with one row", cases.len());
+            assert!(
+                single * 20 >= cases.len(),
+                "{product}, {tier:?}: {single} of {} with one row",
+                cases.len()
+            );
             if tier == Tier::Slow {
                 assert_eq!(cases.len(), 20_000);
             }

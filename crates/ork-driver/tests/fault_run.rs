@@ -17,7 +17,14 @@ fn run(run: &FaultRun) -> FaultTally {
 }
 
 fn short(kernel: DriverKind, driver_version: [u32; 3], submit: SubmitMode) -> FaultRun {
-    FaultRun { seed: 7, length: Length::Products(1500), kernel, driver_version, submit, ..FaultRun::default() }
+    FaultRun {
+        seed: 7,
+        length: Length::Products(1500),
+        kernel,
+        driver_version,
+        submit,
+        ..FaultRun::default()
+    }
 }
 
 #[test]
@@ -27,8 +34,11 @@ fn without_faults_nothing_is_noticed() {
         (DriverKind::Rknpu, SubmitMode::Polled),
         (DriverKind::Rocket, SubmitMode::Auto),
     ] {
-        let quiet =
-            FaultRun { faults: FaultPlan::default(), length: Length::Products(300), ..short(kernel, [0, 9, 8], submit) };
+        let quiet = FaultRun {
+            faults: FaultPlan::default(),
+            length: Length::Products(300),
+            ..short(kernel, [0, 9, 8], submit)
+        };
         let tally = run(&quiet);
         assert!(tally.is_clean(), "{tally}");
         // What results have the value of the seed is asked again, faults or not.
@@ -132,8 +142,11 @@ fn no_memory_at_any_allocation_is_an_error_and_leaks_nothing() {
 fn errors_are_counted_by_what_they_say() {
     // The control: a board on which nothing ever completes.
     let faults = FaultPlan { hang: When::Always, ..FaultPlan::default() };
-    let hopeless =
-        FaultRun { faults, length: Length::Products(3), ..short(DriverKind::Rknpu, [0, 9, 8], SubmitMode::Blocking) };
+    let hopeless = FaultRun {
+        faults,
+        length: Length::Products(3),
+        ..short(DriverKind::Rknpu, [0, 9, 8], SubmitMode::Blocking)
+    };
     let tally = run(&hopeless);
     assert!(!tally.is_clean());
     assert_eq!(tally.errors.values().sum::<u64>(), 3, "{tally}");

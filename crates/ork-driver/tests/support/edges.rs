@@ -66,14 +66,7 @@ const CUBES: &[Product] = &[Product::Bf16, Product::Tf32];
 const HALVES: &[Product] = &[Product::Fp16, Product::Bf16, Product::Int16Native];
 const ROWS_OF_SUMS: &[Product] = &[Product::Int8, Product::Fp16, Product::Int16Native];
 
-const fn edge(
-    law: &'static str,
-    products: &'static [Product],
-    dim: Dim,
-    m: u32,
-    k: u32,
-    n: u32,
-) -> Edge {
+const fn edge(law: &'static str, products: &'static [Product], dim: Dim, m: u32, k: u32, n: u32) -> Edge {
     Edge { law, products, dim, at: (m, k, n) }
 }
 
@@ -191,9 +184,8 @@ pub(crate) enum Tier {
 pub(crate) fn draw(product: Product, tier: Tier) -> Vec<Case> {
     let edges = EDGES.iter().filter(|edge| edge.products.contains(&product)).flat_map(Edge::shapes);
     let mut shapes: Vec<Shape> = edges.collect();
-    let heads = |heads: &[(u32, u32, u32)]| {
-        heads.iter().map(|&(m, k, n)| Shape::new(m, k, n)).collect::<Vec<_>>()
-    };
+    let heads =
+        |heads: &[(u32, u32, u32)]| heads.iter().map(|&(m, k, n)| Shape::new(m, k, n)).collect::<Vec<_>>();
     if tier == Tier::EveryRun {
         shapes.retain(|shape| shape.macs() <= EVERY_RUN_MACS);
     }

@@ -79,13 +79,7 @@ pub(crate) fn sweep_with(product: Product, cases: &[Case], options: &PlanOptions
 }
 
 /// What differs from the reference, by way.
-fn check(
-    product: Product,
-    case: &Case,
-    index: usize,
-    options: &PlanOptions,
-    ways: &[&Way],
-) -> Vec<String> {
+fn check(product: Product, case: &Case, index: usize, options: &PlanOptions, ways: &[&Way]) -> Vec<String> {
     let shape = case.shape;
     let size = (shape.m as usize, shape.k as usize, shape.n as usize);
     let (mut a, mut b) = (case.feature_stream(), case.weight_stream());
@@ -93,8 +87,7 @@ fn check(
     let run = |operands: &Operands<'_>, judge: &dyn Fn(Values) -> Result<(), String>| {
         let mut wrong = Vec::new();
         for way in ways {
-            let outcome =
-                way.product(size, operands).map_err(|error| format!("{error:?}")).and_then(judge);
+            let outcome = way.product(size, operands).map_err(|error| format!("{error:?}")).and_then(judge);
             if let Err(message) = outcome {
                 wrong.push(format!("{product}, {}: {case}: {message}", way.name));
             }
@@ -157,16 +150,20 @@ fn check(
         }
         Product::Fp16 => {
             let half = |x: Vec<f32>| x.into_iter().map(f16::from_f32).collect::<Vec<_>>();
-            let (a, b) =
-                (half(floats(&mut a, a_len, index, shape.k, (-24, 14))), half(floats(&mut b, b_len, index, shape.k, (-24, 14))));
+            let (a, b) = (
+                half(floats(&mut a, a_len, index, shape.k, (-24, 14))),
+                half(floats(&mut b, b_len, index, shape.k, (-24, 14))),
+            );
             let want = wide(&a, &b, f16::to_f32, shape);
             let operands = Operands::Fp16 { a: &a, b: &b };
             run(&operands, &|got| near(&got, &want, FP32_SUMS, index, shape))
         }
         Product::Fp16ToFp16 => {
             let half = |x: Vec<f32>| x.into_iter().map(f16::from_f32).collect::<Vec<_>>();
-            let (a, b) =
-                (half(floats(&mut a, a_len, index, shape.k, (-6, 0))), half(floats(&mut b, b_len, index, shape.k, (-6, 0))));
+            let (a, b) = (
+                half(floats(&mut a, a_len, index, shape.k, (-6, 0))),
+                half(floats(&mut b, b_len, index, shape.k, (-6, 0))),
+            );
             let want = wide(&a, &b, f16::to_f32, shape);
             let operands = Operands::Fp16ToFp16 { a: &a, b: &b };
             run(&operands, &|got| match got {
@@ -184,14 +181,19 @@ fn check(
         }
         Product::Bf16 => {
             let half = |x: Vec<f32>| x.into_iter().map(bf16::from_f32).collect::<Vec<_>>();
-            let (a, b) =
-                (half(floats(&mut a, a_len, index, shape.k, (-55, 55))), half(floats(&mut b, b_len, index, shape.k, (-55, 55))));
+            let (a, b) = (
+                half(floats(&mut a, a_len, index, shape.k, (-55, 55))),
+                half(floats(&mut b, b_len, index, shape.k, (-55, 55))),
+            );
             let want = wide(&a, &b, bf16::to_f32, shape);
             let operands = Operands::Bf16 { a: &a, b: &b };
             run(&operands, &|got| near(&got, &want, FP32_SUMS, index, shape))
         }
         Product::Tf32 => {
-            let (a, b) = (floats(&mut a, a_len, index, shape.k, (-55, 55)), floats(&mut b, b_len, index, shape.k, (-55, 55)));
+            let (a, b) = (
+                floats(&mut a, a_len, index, shape.k, (-55, 55)),
+                floats(&mut b, b_len, index, shape.k, (-55, 55)),
+            );
             // The array ignores the low 13 bits of the mantissa (isa-notes NS-16).
             let want = wide(&a, &b, |x| f32::from_bits(x.to_bits() >> 13 << 13), shape);
             let operands = Operands::Tf32 { a: &a, b: &b };
