@@ -219,7 +219,11 @@ fn bad_input_is_one_clear_line() {
     fails_owned(&make(&["--scheme", "w4a4+gtpq"]), 2, &["there is no step `gtpq`"]);
     fails_owned(&make(&["--scheme", "w8a8+gptq"]), 2, &["four-bit"]);
     fails_owned(&make(&["--scheme", "w4a4+gptq"]), 2, &["--stats"]);
-    fails_owned(&make(&["--scheme", "w4a4+gptq", "--stats", &model]), 1, &["is no file of calibration statistics"]);
+    fails_owned(
+        &make(&["--scheme", "w4a4+gptq", "--stats", &model]),
+        1,
+        &["is no file of calibration statistics"],
+    );
     fails_owned(&make(&["--scheme", "i4a8+imatrix", "--imatrix", &model]), 1, &["importance matrix"]);
     fails_owned(&make(&["--guide", &folder.path("none")]), 1, &["none"]);
     fails(&["pack", "-m", &folder.path("none"), "-o", &pack], 1, &["none"]);
@@ -230,7 +234,11 @@ fn bad_input_is_one_clear_line() {
         owned(&["calibrate", "-m", &model, "-f", &prose, "-o", &stats, "--part", "whole"], rest)
     };
     fails(&["calibrate", "-m", &model, "-f", &text(), "-o", &stats], 2, &["prose.txt", "--part whole"]);
-    fails_owned(&read(&["--set", "calibrate.memory_bytes_max=1000"]), 1, &["1000 are allowed", "memory_bytes_max"]);
+    fails_owned(
+        &read(&["--set", "calibrate.memory_bytes_max=1000"]),
+        1,
+        &["1000 are allowed", "memory_bytes_max"],
+    );
     fails_owned(&read(&["--set", "calibrate.window_tokens=100000"]), 2, &["calibrate.window_tokens"]);
     fails_owned(&read(&["--set", "calibrate.tokens=0"]), 2, &["calibrate.tokens"]);
     let empty = folder.path("empty");
