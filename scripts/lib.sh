@@ -101,7 +101,7 @@ STOCK_PROGRAMS="ggml-cpu llama-bench llama-perplexity llama-quantize test-backen
 fetch_stock_llama() {
     folder=$1
     STOCK_LLAMA="$folder/build/bin"
-    if [ "$(cat "$folder/built" 2>/dev/null)" = "$STOCK_SHA256 $STOCK_PROGRAMS" ]; then return 0; fi
+    if [ "$(cat "$folder/built" 2>/dev/null)" = "$STOCK_SHA256 $STOCK_PROGRAMS ${STOCK_CMAKE:-}" ]; then return 0; fi
     need_packages g++ cmake ninja-build python3
     python3 -m pip --version >/dev/null 2>&1 || need_packages python3-pip
     mkdir -p "$folder"
@@ -113,13 +113,9 @@ fetch_stock_llama() {
             fail "$folder/$STOCK_ARCHIVE has the wrong SHA-256: delete it and try again"
     fi
     tar xzf "$folder/$STOCK_ARCHIVE" -C "$folder"
-    # A build for loadable backends cannot ask for this processor's instructions, only for named ones.
-    instructions=""
-    if grep -q avx512_vnni /proc/cpuinfo; then
-        instructions="-DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON"
-    elif [ "$(uname -m)" = aarch64 ]; then
-        instructions="-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16"
-    fi
+    # The instructions that the crate's ggml uses too: other ones add up in another order, and perplexities of a quantised model
+    # differ by a percent for that alone. STOCK_CMAKE adds options, such as -DGGML_AVX512=ON to measure speed.
+    instructions=${STOCK_CMAKE:-}
     say "building llama.cpp's programs (once, some minutes)"
     # shellcheck disable=SC2086 # words are options
     cmake -G Ninja -S "$folder/${STOCK_ARCHIVE%.tar.gz}/llama.cpp" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release \
@@ -128,5 +124,5 @@ fetch_stock_llama() {
         fail "cmake failed, see $folder/configure.log"
     # shellcheck disable=SC2086
     ninja -C "$folder/build" $STOCK_PROGRAMS >"$folder/build.log" 2>&1 || fail "the build failed, see $folder/build.log"
-    echo "$STOCK_SHA256 $STOCK_PROGRAMS" >"$folder/built"
+    echo "$STOCK_SHA256 $STOCK_PROGRAMS ${STOCK_CMAKE:-}" >"$folder/built"
 }

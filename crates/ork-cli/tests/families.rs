@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ork_device::{Board, Device, DeviceOptions};
 use ork_driver::{Driver, DriverOptions};
-use ork_engine::tiny::{Family, TinyFamily};
+use ork_engine::tiny::{Family, TinyFamily, TinyModel};
 use ork_engine::{
     ContextOptions, Divergence, Engine, LoadOptions, LogSink, LogitTable, Model, linked_host, logits,
 };
@@ -76,15 +76,20 @@ fn weights_of(family: Family) -> &'static [&'static str] {
 }
 
 #[test]
-fn logits_of_every_family_agree() {
+fn models_of_many_kinds_agree() {
     let folder = tempfile::tempdir().unwrap();
     let bench = Bench::new();
+    logits_of_every_family(&bench, folder.path());
+    a_model_in_several_files(&bench, folder.path());
+}
+
+fn logits_of_every_family(bench: &Bench, folder: &Path) {
     let plain = Family::ALL.map(|family| TinyFamily::new(family, 5));
     let wide = TinyFamily { vocabulary: 151_936, ..TinyFamily::new(Family::Qwen2, 6) };
     for tiny in plain.into_iter().chain([wide]) {
         let family = tiny.family;
         let label = format!("{}, {} tokens", family.name(), tiny.vocabulary);
-        let path = folder.path().join("model.gguf");
+        let path = folder.join("model.gguf");
         tiny.write(&path).unwrap();
         let cpu = bench.logits(Route::Cpu, &path);
         bench.backend.reset_census();
@@ -115,4 +120,17 @@ fn logits_of_every_family_agree() {
         println!("{label}: logits off by {error:.4}, mean KL {:.5}", divergence.mean_kl);
         assert!(error > 0.0 && error < LOGIT_ERROR_MAX, "{label}: logits are off by {error}");
     }
+}
+
+/// Weights of several mappings, the same numbers.
+fn a_model_in_several_files(bench: &Bench, folder: &Path) {
+    let tiny = TinyModel::default();
+    let whole = folder.join("whole.gguf");
+    tiny.write(&whole).unwrap();
+    let paths = tiny.write_split(folder, "split", 3).unwrap();
+    assert_eq!(paths.len(), 3);
+    bench.backend.reset_census();
+    let split = bench.logits(Route::Npu, &paths[0]);
+    assert_eq!(bench.backend.census().executed.weights.len() as u64, tiny.matmuls_per_evaluation());
+    assert_eq!(split, bench.logits(Route::Npu, &whole));
 }

@@ -10,7 +10,7 @@ pub use family::{Family, TinyFamily};
 
 use llama_cpp_sys_2 as sys;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Type of the weight matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +121,7 @@ const CHAT_TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{
                              {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 // Codes of the format.
+const KIND_U16: u32 = 2;
 const KIND_U32: u32 = 4;
 const KIND_I32: u32 = 5;
 const KIND_F32: u32 = 6;
@@ -200,7 +201,33 @@ impl TinyModel {
     /// The file's bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let tokens = vocabulary();
+        file(&self.head(&tokens), &self.tensors(tokens.len()))
+    }
+
+    /// Writes the model as several files, as `gguf-split` does, and gives their paths; the first is the one to load.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn write_split(&self, folder: &Path, stem: &str, files: u16) -> io::Result<Vec<PathBuf>> {
+        let tokens = vocabulary();
         let tensors = self.tensors(tokens.len());
+        let share = tensors.len().div_ceil(usize::from(files.max(1)));
+        let parts: Vec<&[Tensor]> = tensors.chunks(share.max(1)).collect();
+        let mut paths = Vec::new();
+        for (index, part) in parts.iter().enumerate() {
+            // The first file describes the model.
+            let mut head = if index == 0 { self.head(&tokens) } else { Header::default() };
+            head.u16("split.no", index as u16);
+            head.u16("split.count", parts.len() as u16);
+            head.i32("split.tensors.count", tensors.len() as i32);
+            let path = folder.join(format!("{stem}-{:05}-of-{:05}.gguf", index + 1, parts.len()));
+            std::fs::write(&path, file(&head, part))?;
+            paths.push(path);
+        }
+        Ok(paths)
+    }
+
+    fn head(&self, tokens: &[Token]) -> Header {
         let mut head = Header::default();
         head.string("general.architecture", "llama");
         head.string("general.name", "ork tiny test model");
@@ -212,8 +239,8 @@ impl TinyModel {
         head.u32("llama.attention.head_count_kv", self.kv_heads);
         head.f32("llama.attention.layer_norm_rms_epsilon", 1e-5);
         head.u32("llama.rope.dimension_count", self.embedding / self.heads);
-        head.tokenizer(&tokens);
-        file(&head, &tensors)
+        head.tokenizer(tokens);
+        head
     }
 
     fn tensors(&self, vocabulary: usize) -> Vec<Tensor> {
@@ -305,6 +332,16 @@ impl Header {
     fn string(&mut self, key: &str, value: &str) {
         self.key(key, KIND_STRING);
         put_string(&mut self.bytes, value);
+    }
+
+    fn u16(&mut self, key: &str, value: u16) {
+        self.key(key, KIND_U16);
+        self.bytes.extend(value.to_le_bytes());
+    }
+
+    fn i32(&mut self, key: &str, value: i32) {
+        self.key(key, KIND_I32);
+        self.bytes.extend(value.to_le_bytes());
     }
 
     fn u32(&mut self, key: &str, value: u32) {

@@ -29,6 +29,7 @@ mod error;
 mod graph;
 mod host;
 mod mapping;
+mod memory;
 mod npu;
 mod operands;
 mod options;
