@@ -39,6 +39,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
     config.offload.route = RouteKind::Npu;
     ork_engine::inspect(&args.model)?;
+    crate::pack::build_if_asked(&args.model, &config)?;
     let session = Session::start(&config, Log::Quiet)?;
     let npu = session.npu.as_ref().ok_or_else(|| Failure::usage("no NPU"))?;
     let load = |route| {

@@ -41,6 +41,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let text = std::fs::read_to_string(&args.file)
         .map_err(|error| Failure::usage(format!("cannot read {}: {error}", args.file.display())))?;
     ork_engine::inspect(&args.model)?;
+    crate::pack::build_if_asked(&args.model, &config)?;
     let session = Session::start(&config, Log::Quiet)?;
     let npu = session.npu.as_ref().ok_or_else(|| Failure::usage("no NPU"))?;
 

@@ -9,10 +9,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, Subcommand};
+use ork_config::Config;
 use ork_driver::SOC;
+use ork_ggml::{ModelPack, PackChoice};
 use ork_pack::{Calibration, Imatrix, SourceId, SourceSample, StatisticsFile, WriteOptions};
+use ork_quant::Scheme;
 use ork_recipe::{
-    Knowledge, ModelPlan, PackReport, Recipe, WeightInfo, WeightSource, Why, gptq_bytes_max, pack_model,
+    Knowledge, ModelPlan, PackReport, Promote, Recipe, WeightInfo, WeightSource, Why, gptq_bytes_max,
+    pack_model,
 };
 
 use crate::failure::{Failure, print};
@@ -101,6 +105,33 @@ fn make(args: &MakeArgs) -> Result<(), Failure> {
     if args.dry_run {
         return Ok(());
     }
+    let report = write((model, output), (&weights, &plan), (&knowledge, calibration), &config)?;
+    print(&census_text(&report))
+}
+
+/// Makes the pack beside a model, with the codes that converting gives, if the settings ask for it and there is none.
+///
+/// Before a session: llama.cpp is started to say which weights the NPU takes.
+pub(crate) fn build_if_asked(model: &Path, config: &Config) -> Result<(), Failure> {
+    let output = ModelPack::beside(model);
+    if config.offload.pack != PackChoice::Build || output.symlink_metadata().is_ok() {
+        return Ok(());
+    }
+    let weights = ModelWeights::open(model, config)?;
+    let (recipe, nothing) =
+        (Recipe { scheme: Scheme::w8a8(), promote: Promote::Nothing }, Knowledge::Nothing);
+    let plan = ModelPlan::new(&recipe, weights.weights(), None, &nothing, (&SOC, &config.driver.plan))?;
+    write((model, &output), (&weights, &plan), (&nothing, None), config).map(|_| ())
+}
+
+/// Writes a pack, and says on stderr what became of it.
+fn write(
+    (model, output): (&Path, &Path),
+    (weights, plan): (&ModelWeights, &ModelPlan),
+    (knowledge, calibration): (&Knowledge, Option<Calibration>),
+    config: &Config,
+) -> Result<PackReport, Failure> {
+    let infos = weights.weights();
     let start = Instant::now();
     let source = SourceId::of(model)?;
     let hashed = start.elapsed();
@@ -109,7 +140,7 @@ fn make(args: &MakeArgs) -> Result<(), Failure> {
     let options = WriteOptions { part_bytes_max: config.pack.part_bytes_max };
     let total: u64 = infos.iter().map(|info| (info.k * info.n) as u64).sum();
     let bar = progress::bar("packing", total);
-    let report = pack_model(&weights, &plan, &asked, &knowledge, (output, options), &mut |progress| {
+    let report = pack_model(weights, plan, &asked, knowledge, (output, options), &mut |progress| {
         bar.set_position(progress.done);
         bar.set_message(progress.weight.to_owned());
         ControlFlow::Continue(())
@@ -139,7 +170,7 @@ fn make(args: &MakeArgs) -> Result<(), Failure> {
             report.clip.rows
         );
     }
-    print(&census_text(&report))
+    Ok(report)
 }
 
 /// What is known of activations, and how the pack names it.

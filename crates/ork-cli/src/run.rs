@@ -46,6 +46,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let text = prompt_text(&args.prompt)?;
     // Look at the file before the device is opened: a wrong path should not wait for anything.
     ork_engine::inspect(&args.model)?;
+    crate::pack::build_if_asked(&args.model, &config)?;
     let session = Session::start(&config, if args.verbose { Log::Verbose } else { Log::Quiet })?;
     let model = session.load(&args.model, &config)?;
     let raw = args.raw || !model.info().chat_template;

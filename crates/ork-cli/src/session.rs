@@ -51,7 +51,7 @@ impl Session {
             eprintln!("note: {note}");
         }
         if config.offload.route == RouteKind::Cpu {
-            if matches!(config.offload.pack, PackChoice::Require | PackChoice::Path(_)) {
+            if matches!(config.offload.pack, PackChoice::Require | PackChoice::Build | PackChoice::Path(_)) {
                 let text = format!("--pack {}: route cpu uses no pack", config.offload.pack);
                 return Err(Failure::usage(text));
             }
@@ -95,11 +95,12 @@ impl Session {
             npu.backend.set_pack(None);
             let missed = npu.backend.census().packs.missed;
             if pack.is_some() && model.is_ok() && !missed.is_empty() {
-                let names: Vec<&str> = missed.keys().map(String::as_str).collect();
+                let names: Vec<&str> = missed.keys().take(4).map(String::as_str).collect();
                 eprintln!(
-                    "note: the pack lacks {} weights, which were converted from the model's bytes: {}",
-                    names.len(),
-                    names.join(", ")
+                    "note: the pack lacks {} weights, which were converted from the model's bytes: {}{}",
+                    missed.len(),
+                    names.join(", "),
+                    if missed.len() > names.len() { ", ..." } else { "" }
                 );
             }
         }

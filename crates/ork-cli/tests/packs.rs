@@ -250,6 +250,7 @@ fn write_pack(
         calibration: None,
         target: target.clone(),
         source: SourceId::of(model).unwrap(),
+        calibration: None,
         writer: "a test".to_owned(),
         tensors: tensors.collect(),
     };
@@ -676,6 +677,15 @@ fn the_command_says_which_pack_it_uses_and_refuses_in_one_line() {
     }
     let (_, said) = ork(&["--pack", "never", "--stats", "--route", "npu"]);
     assert!(!said.contains("orkpack") && !said.contains("from a pack"), "{said}");
+
+    // Made once, then used.
+    fs::remove_file(known.pack()).unwrap();
+    let (status, said) = ork(&["--pack", "build", "--route", "npu"]);
+    assert!(status == Some(0) && said.contains("15 tensors") && said.contains("(15 x w8a8)"), "{said}");
+    let made = fs::read(known.pack()).unwrap();
+    let (status, said) = ork(&["--pack", "build", "--route", "npu"]);
+    assert!(status == Some(0) && !said.contains("15 tensors") && said.contains("(15 x w8a8)"), "{said}");
+    assert!(fs::read(known.pack()).unwrap() == made);
 
     // Another model of the same shape.
     TinyModel { seed: 2, ..tiny() }.write(&known.model).unwrap();

@@ -170,7 +170,7 @@ pub const OPTIONS: &[OptionDef] = &[
     named("device.timeout_ms", "timeout-ms", None, "MS", "Longest time that a job on the NPU may take"),
     named("offload.route", "route", None, "auto|npu|cpu", "Who multiplies: auto sends many rows to the NPU and few to the CPU"),
     named("offload.min_rows", "min-rows", None, "N", "Rows from which route auto uses the NPU"),
-    named("offload.pack", "pack", None, "auto|never|require|PATH", "Weights that were packed for the NPU: auto takes MODEL.orkpack beside MODEL.gguf if there is one"),
+    named("offload.pack", "pack", None, "auto|never|require|build|PATH", "Weights that were packed for the NPU: auto takes MODEL.orkpack beside MODEL.gguf if there is one, build makes it once"),
     keyed("offload.exclude", "[\"NAME\", ...]", "Weights that stay on the CPU; * stands for any run of characters"),
     keyed("offload.foreign_weights", "decline|pack_per_call", "Matrices in plain CPU memory: leave them, or pack them for each product (slow; ggml's backend test needs it)"),
     keyed("plugin.log", "off|error|warn|info|debug|trace", "What the plug-in for llama.cpp's own programs logs to standard error"),

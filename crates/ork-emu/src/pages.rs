@@ -9,10 +9,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use memmap2::{MmapMut, MmapOptions};
+use memmap2::{Advice, MmapMut, MmapOptions};
 
 /// Name of the memory files behind shared buffers, as the host's kernel shows it.
 pub const MEMORY_FILE_NAME: &CStr = c"ork-emu";
+
+/// From here on a buffer asks the host for huge pages.
+const HUGE_FROM_BYTES: usize = 4 << 20;
 
 /// Where pages come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +45,14 @@ unsafe impl Sync for Pages {}
 impl Pages {
     pub(crate) fn new(backing: Backing, len: usize, total: &Arc<AtomicU64>) -> io::Result<Self> {
         let (mut map, memfd) = match backing {
-            Backing::Private => (MmapMut::map_anon(len)?, None),
+            Backing::Private => {
+                let map = MmapMut::map_anon(len)?;
+                if len >= HUGE_FROM_BYTES {
+                    // A wish. Weights are written once, and half of that time went into making small pages.
+                    let _ = map.advise(Advice::HugePage);
+                }
+                (map, None)
+            }
             Backing::Memfd => {
                 let memfd = sealed_memfd(len)?;
                 // SAFETY: the size of the file is sealed, so the mapping never loses its pages; its bytes are

@@ -14,7 +14,8 @@ use std::sync::Arc;
 /// Extension of packs.
 const EXTENSION: &str = "orkpack";
 
-/// Which pack a model uses. As text: `auto`, `never`, `require`, or the path of a pack (`./auto` for one of that name).
+/// Which pack a model uses. As text: `auto`, `never`, `require`, `build`, or the path of a pack (`./auto` for one of that
+/// name).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum PackChoice {
@@ -25,6 +26,8 @@ pub enum PackChoice {
     Never,
     /// The one beside the model, which must be there and hold every weight that goes to the accelerator.
     Require,
+    /// The one beside the model. Programs that can pack make it first if it is not there; for others it is missing then.
+    Build,
     /// This one.
     Path(PathBuf),
 }
@@ -35,6 +38,7 @@ impl From<String> for PackChoice {
             "auto" => Self::Auto,
             "never" => Self::Never,
             "require" => Self::Require,
+            "build" => Self::Build,
             _ => Self::Path(text.into()),
         }
     }
@@ -46,6 +50,7 @@ impl From<PackChoice> for String {
             PackChoice::Auto => "auto".to_owned(),
             PackChoice::Never => "never".to_owned(),
             PackChoice::Require => "require".to_owned(),
+            PackChoice::Build => "build".to_owned(),
             PackChoice::Path(path) => path.to_string_lossy().into_owned(),
         }
     }
@@ -147,10 +152,10 @@ impl ModelPack {
             PackChoice::Never => return Ok(None),
             // A link that leads nowhere is there, and is an error.
             PackChoice::Auto if beside.symlink_metadata().is_err() => return Ok(None),
-            PackChoice::Require if beside.symlink_metadata().is_err() => {
+            PackChoice::Require | PackChoice::Build if beside.symlink_metadata().is_err() => {
                 return Err(PackUseError::Missing { wanted: beside, model: model.to_owned() });
             }
-            PackChoice::Auto => (beside, Absent::Convert),
+            PackChoice::Auto | PackChoice::Build => (beside, Absent::Convert),
             PackChoice::Require => (beside, Absent::Refuse),
             PackChoice::Path(path) => (path.clone(), Absent::Convert),
         };
@@ -246,7 +251,7 @@ mod tests {
 
     #[test]
     fn choices_are_words_or_paths() {
-        for word in ["auto", "never", "require", "./auto", "x.orkpack"] {
+        for word in ["auto", "never", "require", "build", "./auto", "x.orkpack"] {
             let choice = PackChoice::from(word.to_owned());
             assert_eq!(choice.to_string(), word);
             assert_eq!(matches!(choice, PackChoice::Path(_)), word.contains('.'));

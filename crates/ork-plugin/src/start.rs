@@ -65,7 +65,7 @@ fn start() -> Result<Arc<OrkBackend>, StartError> {
     let choice = config.offload.pack.clone();
     if choice != PackChoice::Never {
         let unmapped = match choice {
-            PackChoice::Require | PackChoice::Path(_) => Absent::Refuse,
+            PackChoice::Require | PackChoice::Build | PackChoice::Path(_) => Absent::Refuse,
             PackChoice::Auto | PackChoice::Never => Absent::Convert,
         };
         let find = move |model: &Path| match accelerator.soc() {

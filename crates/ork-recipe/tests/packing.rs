@@ -8,7 +8,7 @@ use common::{D, Generated, activations, asked, inputs, pack, plan, sample, stati
 use ork_isa::soc::RK3588;
 use ork_layout::Int4;
 use ork_pack::{Pack, PackError, verify};
-use ork_quant::{Collect, Scheme, Tier};
+use ork_quant::{Collect, Scheme, StepKind, Tier};
 use ork_recipe::{Collector, Guide, Knowledge, ModelPlan, RecipeError, WeightSource, Why, measure};
 
 const SCHEMES: [&str; 18] = [
@@ -67,9 +67,11 @@ fn every_scheme_is_packed_verified_and_measured() {
         let found = measure(&pack, &source, (&RK3588, &common::options())).unwrap();
         assert_eq!(found.len(), 15);
         for tensor in &found {
+            // Smoothing takes outliers from activations to weights: their own error grows.
+            let smooth = if tensor.scheme.basis.contains(&StepKind::Smooth) { 5.0 } else { 1.0 };
             let bound = match tensor.scheme.tier {
-                Tier::W8A8 => 0.02,
-                Tier::I4A8 { .. } | Tier::W4A4 => 0.6,
+                Tier::W8A8 => 0.02 * smooth,
+                Tier::I4A8 { .. } | Tier::W4A4 => 0.5 * smooth,
             };
             assert!(tensor.error > 0.0 && tensor.relative() < bound, "{scheme}: {tensor:?}");
             let index = source.weights().iter().position(|weight| weight.name == tensor.name).unwrap();
