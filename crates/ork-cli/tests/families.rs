@@ -2,7 +2,11 @@
 //! Models of many families: logits with every product on the emulated NPU, against llama.cpp's CPU backend. A test program of
 //! its own: llama.cpp exists once per process.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and says what it measured"
+)]
 
 use std::ops::ControlFlow;
 use std::path::Path;

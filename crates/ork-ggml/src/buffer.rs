@@ -581,6 +581,7 @@ fn stem(name: &str) -> &str {
 
 /// The name ggml gave a tensor.
 pub(crate) fn name_of(tensor: &abi::Tensor) -> String {
-    let bytes: Vec<u8> = tensor.name.iter().map(|&c| c.cast_unsigned()).take_while(|&c| c != 0).collect();
+    // C's characters are signed on some processors, and unsigned on the boards'.
+    let bytes: Vec<u8> = tensor.name.iter().flat_map(|c| c.to_ne_bytes()).take_while(|&c| c != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }

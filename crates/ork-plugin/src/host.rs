@@ -6,7 +6,6 @@
 //! everybody sees, then in each loaded object.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::ptr::null_mut;
 
 use ork_ggml::{Host, abi};
 
@@ -60,8 +59,7 @@ pub(crate) fn find() -> Result<Host, HostError> {
         let Some(function) = scope.symbol(c"ggml_version") else { return String::new() };
         // SAFETY: ggml's function of that name takes nothing and returns a static string.
         let text = unsafe {
-            let function: unsafe extern "C" fn() -> *const c_char = std::mem::transmute(function);
-            function()
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_char>(function)()
         };
         if text.is_null() {
             return String::new();
@@ -138,7 +136,7 @@ fn loaded_objects() -> Vec<Scope> {
         .filter_map(|name| {
             // SAFETY: NUL-terminated; with RTLD_NOLOAD nothing is loaded or initialised.
             let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-            (handle != null_mut()).then_some(Scope(handle))
+            (!handle.is_null()).then_some(Scope(handle))
         })
         .collect()
 }

@@ -92,7 +92,7 @@ fn a_program_that_does_not_fit_is_told_why() {
     for (ggml, wanted) in [
         (None, "does not show its ggml"),
         (Some(&old), "ggml 0.9.11 has a backend interface older than version 3"),
-        (Some(&incomplete), "has no function ggml_get_type_traits"),
+        (Some(&incomplete), "has no function ggml_backend_cpu_buffer_from_ptr"),
         (Some(&strange), "this ggml has no operation named NONE"),
     ] {
         let (out, err) = run(&host, ggml.map(PathBuf::as_path), &[]);
