@@ -14,6 +14,7 @@ mod flags;
 mod matmul;
 mod model;
 mod plan;
+mod ppl;
 mod progress;
 mod regcmd;
 mod replay;
@@ -41,6 +42,8 @@ enum Command {
     Run(run::RunArgs),
     /// Compare the NPU's next-token distributions with the CPU's over a text
     Compare(compare::CompareArgs),
+    /// Perplexity of a text, and divergence from a reference, for one model or a table of them
+    Ppl(ppl::PplArgs),
     /// Time prefill and decode on the NPU and on the CPU in one run
     Bench(bench::BenchArgs),
     /// Show how a product would be cut into register programs, and why
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Ppl(args) => ppl::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Matmul(args) => matmul::run(&args),

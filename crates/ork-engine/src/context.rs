@@ -2,7 +2,7 @@
 //! A context of a model: where tokens are evaluated, shared by generation, evaluation and benchmarks.
 
 use crate::error::EngineError;
-use crate::llama::{ContextSizes, Outputs, RawContext};
+use crate::llama::{ContextResult, ContextSizes, Observer, Outputs, RawContext};
 use crate::log;
 use crate::model::Model;
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,15 @@ pub(crate) struct Context<'m> {
 
 impl<'m> Context<'m> {
     pub(crate) fn open(model: &'m Model, options: &ContextOptions) -> Result<Self, EngineError> {
+        Self::open_for(model, options, ContextResult::Logits, None)
+    }
+
+    pub(crate) fn open_for(
+        model: &'m Model,
+        options: &ContextOptions,
+        result: ContextResult,
+        observer: Option<Observer>,
+    ) -> Result<Self, EngineError> {
         let positive = |option, value: Option<u32>, default: u32| match value {
             Some(0) => {
                 Err(EngineError::InvalidOption { option, value: "0".to_owned(), why: "must be at least 1" })
@@ -56,8 +65,8 @@ impl<'m> Context<'m> {
             std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1));
         let threads = positive("threads", options.threads, available)?;
         log::take_complaints();
-        let sizes = ContextSizes { context_tokens, batch_tokens, threads };
-        let raw = RawContext::new(model.raw(), sizes)
+        let sizes = ContextSizes { context_tokens, batch_tokens, threads, result };
+        let raw = RawContext::new(model.raw(), sizes, observer)
             .ok_or_else(|| EngineError::Context { context_tokens, log: log::take_complaints() })?;
         // llama.cpp rounds up; the number asked for is the promise.
         let context_tokens = context_tokens.min(raw.context_tokens());

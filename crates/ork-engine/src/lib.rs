@@ -48,5 +48,5 @@ pub use evaluation::{Divergence, LogitTable, logits};
 pub use generation::{Event, GenerateOptions, Generation, GenerationStats, StopReason};
 pub use linked::linked_host;
 pub use log::{LogLevel, LogSink};
-pub use model::{ChatMessage, Engine, LoadOptions, Model, ModelInfo, Prompt, inspect};
+pub use model::{ChatMessage, Engine, LoadOptions, Model, ModelInfo, Prompt, inspect, type_bytes};
 pub use sampling::Sampling;

@@ -274,6 +274,16 @@ pub(crate) struct ContextSizes {
     pub(crate) context_tokens: u32,
     pub(crate) batch_tokens: u32,
     pub(crate) threads: u32,
+    pub(crate) result: ContextResult,
+}
+
+/// What a context computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ContextResult {
+    /// Logits.
+    Logits,
+    /// One vector per sequence, pooled as the model says.
+    Embedding,
 }
 
 /// Threads for the CPU's share of a graph.
@@ -317,11 +327,55 @@ impl Drop for ContextHandle {
     }
 }
 
+/// Sees the result of every product with a weight: name of the weight, values of the result.
+pub(crate) struct Observer(Mutex<Box<dyn FnMut(&str, &[f32]) + Send>>);
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Observer")
+    }
+}
+
+impl Observer {
+    pub(crate) fn new(see: impl FnMut(&str, &[f32]) + Send + 'static) -> Self {
+        Self(Mutex::new(Box::new(see)))
+    }
+}
+
+unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user: *mut c_void) -> bool {
+    // SAFETY: the scheduler passes live tensors.
+    let (node, weight) = unsafe { (&*tensor, (*tensor).src[0].as_ref()) };
+    let Some(weight) = weight.filter(|_| node.op == sys::GGML_OP_MUL_MAT) else { return !ask };
+    // SAFETY: names are NUL-terminated inside their array.
+    let name = unsafe { CStr::from_ptr(weight.name.as_ptr()) }.to_string_lossy();
+    // Products of two activations have no weight: llama.cpp ends the names of weights so.
+    if !name.ends_with(".weight") || node.type_ != sys::GGML_TYPE_F32 {
+        return !ask;
+    }
+    if ask {
+        return true;
+    }
+    // SAFETY: a live tensor; f32 and contiguous, so that many bytes are there.
+    let bytes = unsafe { sys::ggml_nbytes(tensor) };
+    let mut values = vec![0f32; bytes / 4];
+    // SAFETY: the buffer has room for all bytes of the tensor.
+    unsafe { sys::ggml_backend_tensor_get(tensor, values.as_mut_ptr().cast(), 0, values.len() * 4) };
+    // SAFETY: `RawContext` keeps the observer as long as its context.
+    let observer = unsafe { &*user.cast::<Observer>() };
+    // A panic of the observer stops the graph instead of unwinding into C++.
+    catch_unwind(AssertUnwindSafe(|| {
+        let mut see = observer.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        see(&name, &values);
+    }))
+    .is_ok()
+}
+
 /// A context: key/value cache and compute buffers.
 pub(crate) struct RawContext<'m> {
     // Dropped in this order: the context uses the pool.
     context: ContextHandle,
     _pool: ThreadPool,
+    _observer: Option<Box<Observer>>,
     vocabulary: usize,
     model: PhantomData<&'m RawModel>,
 }
@@ -352,7 +406,8 @@ impl Outputs {
 }
 
 impl<'m> RawContext<'m> {
-    pub(crate) fn new(model: &'m RawModel, sizes: ContextSizes) -> Option<Self> {
+    /// The observer gets every product with a weight.
+    pub(crate) fn new(model: &'m RawModel, sizes: ContextSizes, observer: Option<Observer>) -> Option<Self> {
         let threads = i32::try_from(sizes.threads).ok()?;
         // SAFETY: no arguments.
         let mut params = unsafe { sys::llama_context_default_params() };
@@ -363,6 +418,12 @@ impl<'m> RawContext<'m> {
         params.n_threads = threads;
         params.n_threads_batch = threads;
         params.no_perf = true;
+        params.embeddings = sizes.result == ContextResult::Embedding;
+        let observer = observer.map(Box::new);
+        if let Some(observer) = &observer {
+            params.cb_eval = Some(on_node);
+            params.cb_eval_user_data = std::ptr::from_ref(&**observer).cast_mut().cast();
+        }
         let pool = ThreadPool::new(sizes.threads, POOL_POLL)?;
         let context = {
             let _creating = model.creating.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -372,7 +433,8 @@ impl<'m> RawContext<'m> {
         // SAFETY: the pool outlives the context.
         unsafe { sys::llama_attach_threadpool(context.as_ptr(), pool.0.as_ptr(), pool.0.as_ptr()) };
         let vocabulary = model.sizes().vocabulary as usize;
-        Some(Self { context: ContextHandle(context), _pool: pool, vocabulary, model: PhantomData })
+        let context = ContextHandle(context);
+        Some(Self { context, _pool: pool, _observer: observer, vocabulary, model: PhantomData })
     }
 
     /// Tokens the context holds; llama.cpp rounds the number asked for up.
@@ -413,6 +475,18 @@ impl<'m> RawContext<'m> {
             0 => Ok(()),
             status => Err(status),
         }
+    }
+
+    /// The pooled vector of the last batch, `None` if the model does not pool.
+    pub(crate) fn embedding(&mut self) -> Option<&[f32]> {
+        let context = self.context.0.as_ptr();
+        // SAFETY: live context; llama.cpp returns null without pooling or before a batch.
+        let vector = NonNull::new(unsafe { sys::llama_get_embeddings_seq(context, 0) })?;
+        // SAFETY: live context and model, a plain getter.
+        let length = unsafe { sys::llama_model_n_embd(sys::llama_get_model(context)) };
+        // SAFETY: one vector of the model's width (no model with a ranking head is pooled here), valid until the next
+        // batch, which needs `&mut self`.
+        Some(unsafe { std::slice::from_raw_parts(vector.as_ptr(), usize::try_from(length).ok()?) })
     }
 
     /// Logits of the `index`-th token of the last batch (negative: from the end).

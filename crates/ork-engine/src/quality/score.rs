@@ -93,6 +93,6 @@ pub(crate) fn summary(row: &[f32]) -> (f64, u32) {
     if nan {
         return (f64::NAN, 0);
     }
-    let sum: f64 = row.iter().map(|&value| f64::from((value - max).exp())).sum();
+    let sum: f64 = row.iter().map(|&value| f64::from(value - max).exp()).sum();
     (f64::from(max) + sum.ln(), u32::try_from(top).unwrap_or(u32::MAX))
 }
