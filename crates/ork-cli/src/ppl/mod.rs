@@ -8,6 +8,7 @@ mod rows;
 mod run;
 mod table;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use ork_corpus::{Corpus, Excerpt, Origin, Part, SplitRule, Verdict};
@@ -299,7 +300,9 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
         hint: None,
     };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(cannot)?;
+    // As any file of this user: the umask applies.
+    let permissions = std::fs::Permissions::from_mode(0o666);
+    let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder).map_err(cannot)?;
     std::io::Write::write_all(&mut file, text.as_bytes()).map_err(cannot)?;
     file.persist(path).map_err(|error| cannot(error.error))?;
     Ok(())

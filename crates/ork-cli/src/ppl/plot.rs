@@ -186,7 +186,10 @@ fn panel(name: &str, x: Axis, y: Axis, mut points: Vec<Point>, top: f64) -> Grou
             ));
         }
         let width = 7.0 * point.name.chars().count() as f64;
-        let (from, to) = (px + 8.0, px + 8.0 + width);
+        // Towards the side where there is room.
+        let outward = px + 8.0 + width < WIDTH - RIGHT + 60.0;
+        let (from, to) = if outward { (px + 8.0, px + 8.0 + width) } else { (px - 8.0 - width, px - 8.0) };
+        let (anchor, place) = if outward { ("start", from) } else { ("end", to) };
         let mut at = py + 4.0;
         while let Some(&(above, ..)) =
             labels.iter().find(|(other, l, r)| (other - at).abs() < LINE && *l < to && from < *r)
@@ -196,7 +199,7 @@ fn panel(name: &str, x: Axis, y: Axis, mut points: Vec<Point>, top: f64) -> Grou
         labels.push((at, from, to));
         group = group
             .add(Circle::new().set("cx", round(px)).set("cy", round(py)).set("r", 4).set("fill", colour))
-            .add(text(&point.name, from, at, "start").set("fill", colour));
+            .add(text(&point.name, place, at, anchor).set("fill", colour));
     }
     let mut place = top + 14.0;
     for computed in [Computed::Cpu, Computed::SimulatedNpu, Computed::Npu] {

@@ -250,7 +250,7 @@ pub(crate) fn whereabouts(session: &Session, model: &Model) -> (Computed, String
         census.executed.weights.values().filter_map(|one| type_bytes(&one.type_name, one.k * one.n)).sum();
     let bytes = file_bytes.saturating_sub(moved) + census.holding.live_device_bytes;
     let computed = if device.board().is_some() { Computed::SimulatedNpu } else { Computed::Npu };
-    (computed, device.describe(), executed, bytes)
+    (computed, device.describe().to_owned(), executed, bytes)
 }
 
 /// The type of most tensors of a model, as the file has it.
