@@ -76,7 +76,12 @@ fn windows(model: &Model) -> Windows {
 
 /// The batch is smaller than the window, and divides neither it nor its half.
 fn options() -> ContextOptions {
-    ContextOptions { batch_tokens: Some(11), ..ContextOptions::default() }
+    ContextOptions { batch_tokens: Some(11), ..one_thread() }
+}
+
+/// Models this small only lose by a second one.
+fn one_thread() -> ContextOptions {
+    ContextOptions { threads: Some(1), ..ContextOptions::default() }
 }
 
 /// Log-probabilities after each token of each window, by plain sums; the windows cut here once more.
@@ -88,7 +93,7 @@ fn plainly(model: &Model) -> Vec<(Vec<Vec<f64>>, Vec<i32>)> {
         let mut input = window.to_vec();
         // The tiny model wants its start token before every text.
         input[0] = start;
-        let table = logits(model, &input, &ContextOptions::default()).unwrap();
+        let table = logits(model, &input, &one_thread()).unwrap();
         let rows = (0..window.len()).map(|position| {
             let row: Vec<f64> = table.row(position).unwrap().iter().map(|&l| f64::from(l)).collect();
             let sum: f64 = row.iter().map(|l| l.exp()).sum();
@@ -286,7 +291,7 @@ fn vectors_and_products_of_sentences() {
     let (shared, _turn) = shared();
     let exact = shared.encoder("e32.gguf", WeightType::F32, Route::Cpu);
     let sentences = ["the moon held a net", "stone and rain", "a quiet, quiet net in the rain of the moon"];
-    let options = ContextOptions::default();
+    let options = one_thread();
     let vectors = embed(&exact, &sentences, &options).unwrap();
     let cosine = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
     for vector in &vectors {

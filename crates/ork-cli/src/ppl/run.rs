@@ -54,9 +54,15 @@ impl<'t> Runner<'t> {
         file: Option<PathBuf>,
     ) -> Result<Self, Failure> {
         let reference = task.reference.clone().map(|mut row| {
-            // A reference is what the CPU makes of a model, unless something else is asked for.
+            // A reference is what the CPU makes of a model.
             row.route.get_or_insert_with(|| "cpu".to_owned());
             let config = settings.config_with(&row.overrides()?)?;
+            if config.offload.route != RouteKind::Cpu {
+                return Err(Failure::usage(format!(
+                    "the reference {} must be computed by the CPU",
+                    row.name
+                )));
+            }
             Ok::<_, Failure>((row, config))
         });
         Ok(Self {
@@ -72,15 +78,13 @@ impl<'t> Runner<'t> {
 
     /// The reference's line, without its perplexity.
     pub(crate) fn reference_line(&mut self) -> Result<Option<Reference>, Failure> {
-        let Some((row, config)) = self.reference.clone() else { return Ok(None) };
+        let Some((row, _)) = self.reference.clone() else { return Ok(None) };
         let summary = ork_engine::inspect(&row.model)?;
-        let computed =
-            if config.offload.route == RouteKind::Cpu { Computed::Cpu } else { Computed::SimulatedNpu };
         Ok(Some(Reference {
             name: row.name,
             model: file_name(&row.model),
             digest: self.digest(&row.model)?,
-            computed,
+            computed: Computed::Cpu,
             size: Size::of(summary.file_bytes - summary.data_offset, summary.parameters),
             perplexity: None,
         }))
@@ -109,11 +113,18 @@ impl<'t> Runner<'t> {
         let config = self.settings.config_with(&row.overrides()?)?;
         let digest = self.digest(&row.model)?;
         let key = self.key(row, &config, &digest)?;
-        let mut kept = self.kept_reference()?;
+        self.keep_reference()?;
 
         let session = Session::start(&config, Log::Quiet)?;
         let model = session.load(&row.model, &config)?;
         let windows = Windows::of(&model, self.text, &self.plan)?;
+        let mut kept = match (self.reference.clone(), &self.file) {
+            (Some((reference, _)), Some(path)) => {
+                let path = path.clone();
+                Some(ReferenceFile::open(&path, &self.identity(&reference, &windows)?)?)
+            }
+            _ => None,
+        };
         let alongside = match (&self.reference, &kept) {
             (Some((reference, config)), None) => Some(self.load_reference(&session, reference, config)?),
             _ => None,
@@ -150,25 +161,26 @@ impl<'t> Runner<'t> {
         })
     }
 
-    /// Opens the file of the reference's distributions, made if there is none.
-    fn kept_reference(&mut self) -> Result<Option<ReferenceFile>, Failure> {
+    /// Makes the file of the reference's distributions, if one is wanted and there is none.
+    fn keep_reference(&mut self) -> Result<(), Failure> {
         let (Some((row, config)), Some(path)) = (self.reference.clone(), self.file.clone()) else {
-            return Ok(None);
+            return Ok(());
         };
-        // What changes a reference's numbers: the file, and where it is computed.
-        let digest = format!("{} {:?}", self.digest(&row.model)?, config.offload.route);
+        if path.exists() {
+            return Ok(());
+        }
         let session = Session::start(&config, Log::Quiet)?;
         let model = session.load(&row.model, &config)?;
         let windows = Windows::of(&model, self.text, &self.plan)?;
-        let identity = ReferenceIdentity::of(file_name(&row.model), digest, &windows);
-        if path.exists() {
-            return Ok(Some(ReferenceFile::open(&path, &identity)?));
-        }
+        let identity = self.identity(&row, &windows)?;
         eprintln!("  keeping the reference in {}: {} MB", path.display(), identity.data_bytes() / 1_000_000);
         let mut bar = Bar::new("reference");
-        let file =
-            keep_reference(&model, &windows, &config.context, &path, &identity, &mut |pace| bar.show(pace))?;
-        Ok(Some(file))
+        keep_reference(&model, &windows, &config.context, &path, &identity, &mut |pace| bar.show(pace))?;
+        Ok(())
+    }
+
+    fn identity(&mut self, reference: &Row, windows: &Windows) -> Result<ReferenceIdentity, Failure> {
+        Ok(ReferenceIdentity::of(file_name(&reference.model), self.digest(&reference.model)?, windows))
     }
 
     /// Loads the reference beside a row's model.
@@ -178,33 +190,24 @@ impl<'t> Runner<'t> {
         row: &Row,
         config: &Config,
     ) -> Result<(Model, Windows), Failure> {
-        match (&session.npu, config.offload.route) {
-            (Some(npu), RouteKind::Cpu) => {
-                // A model stays where it was loaded; the row's is loaded already.
-                let route = npu.backend.route();
-                npu.backend.set_route(Route::Cpu);
-                let model = session.load(&row.model, config);
-                npu.backend.set_route(route);
-                let model = model?;
-                let windows = Windows::of(&model, self.text, &self.plan)?;
-                Ok((model, windows))
-            }
-            (None, RouteKind::Cpu) => {
-                let model = session.load(&row.model, config)?;
-                let windows = Windows::of(&model, self.text, &self.plan)?;
-                Ok((model, windows))
-            }
-            _ => Err(Failure::usage(format!(
-                "the reference {} is not computed by the CPU: keep it in a file with --reference-file",
-                row.name
-            ))),
+        // A model stays where it was loaded, and the row's is loaded already.
+        let route = session.npu.as_ref().map(|npu| npu.backend.route());
+        if let Some(npu) = &session.npu {
+            npu.backend.set_route(Route::Cpu);
         }
+        let model = session.load(&row.model, config);
+        if let (Some(npu), Some(route)) = (&session.npu, route) {
+            npu.backend.set_route(route);
+        }
+        let model = model?;
+        let windows = Windows::of(&model, self.text, &self.plan)?;
+        Ok((model, windows))
     }
 
     /// Of everything that a row's numbers depend on.
     fn key(&mut self, row: &Row, config: &Config, digest: &str) -> Result<String, Failure> {
         let reference = match self.reference.clone() {
-            Some((row, config)) => Some((self.digest(&row.model)?, config.offload.route)),
+            Some((row, _)) => Some(self.digest(&row.model)?),
             None => None,
         };
         let pack = match row.pack.as_deref().map(Path::new).filter(|path| path.is_file()) {
