@@ -182,7 +182,8 @@ fn divergence_is_that_of_plain_sums_from_a_model_and_from_a_file() {
     let path = shared.path("reference.orkref");
     let identity = ReferenceIdentity::of("reference", "f32 cpu", &its);
     let mut file = keep_reference(&reference, &its, &options(), &path, &identity, &mut |_| ()).unwrap();
-    assert_eq!(std::fs::metadata(&path).unwrap().len() / 100, (identity.data_bytes() + 16 + 300) / 100);
+    let head = std::fs::metadata(&path).unwrap().len() - identity.data_bytes();
+    assert!((16..600).contains(&head), "{head}");
     close(file.perplexity().unwrap().perplexity.value, versus.reference.perplexity.value, 1e-9);
     let kept =
         measure(&model, &own, &options(), Some(ReferenceSource::File(&mut file)), &mut |_| ()).unwrap();
@@ -305,8 +306,8 @@ fn vectors_and_products_of_sentences() {
     close(same.min_cosine, 1.0, 1e-6);
     assert_eq!(same.sentences, 3);
     assert!(same.tokens > 20);
-    // Seven products in each of two layers; vectors need no output matrix.
-    assert_eq!(same.layers.len(), 14, "{same:?}");
+    // Seven products in each of two layers, and the output's.
+    assert_eq!(same.layers.len(), 15, "{same:?}");
     assert!(same.layers.iter().all(|layer| layer.relative < 1e-6), "{same:?}");
     // Weights of eight bits are wrong by half a hundredth, of four bits by a tenth; nothing came before the first product.
     let first = |type_| {
@@ -323,7 +324,7 @@ fn vectors_and_products_of_sentences() {
     let npu = shared.encoder("npu.gguf", WeightType::F32, Route::Npu);
     shared.backend.reset_census();
     let through = of(&npu);
-    assert_eq!(shared.backend.census().executed.matmuls, 3 * 14);
+    assert_eq!(shared.backend.census().executed.matmuls, 3 * 15);
     assert!(through.min_cosine > 0.999 && through.layers.iter().all(|layer| layer.relative < 1e-2));
     // A model that does not pool has no vector.
     let decoder = shared.model("decoder.gguf", WeightType::F32, Route::Cpu);
