@@ -327,8 +327,11 @@ impl Drop for ContextHandle {
     }
 }
 
-/// Sees the result of every product with a weight: name of the weight, values of the result.
-pub(crate) struct Observer(Mutex<Box<dyn FnMut(&str, &[f32]) + Send>>);
+/// Takes the name of a weight and the values of a product with it.
+type See = dyn FnMut(&str, &[f32]) + Send;
+
+/// Sees the result of every product with a weight.
+pub(crate) struct Observer(Mutex<Box<See>>);
 
 impl std::fmt::Debug for Observer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
