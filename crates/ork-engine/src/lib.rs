@@ -51,7 +51,7 @@ pub use evaluation::{Divergence, LogitTable, logits};
 pub use generation::{Event, Generation, GenerationStats, StopReason};
 pub use linked::linked_host;
 pub use log::{LogLevel, LogSink};
-pub use model::{ChatMessage, Engine, Model, ModelInfo, Prompt, inspect};
+pub use model::{ChatMessage, Engine, Model, ModelInfo, Prompt, inspect, type_bytes};
 pub use observation::{Observation, ObservedProduct, Observer};
 pub use ork_engine_options::{
     CacheNote, CacheType, ContextOptions, GenerateOptions, InvalidOption, LoadOptions, Sampling,

@@ -282,6 +282,16 @@ pub(crate) struct ContextSizes {
     pub(crate) threads: u32,
     /// Of keys and of values.
     pub(crate) cache_types: (CacheType, CacheType),
+    pub(crate) result: ContextResult,
+}
+
+/// What a context computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ContextResult {
+    /// Logits.
+    Logits,
+    /// One vector per sequence, pooled as the model says.
+    Embedding,
 }
 
 /// Threads for the CPU's share of a graph.
@@ -361,20 +371,13 @@ impl Outputs {
 }
 
 impl<'m> RawContext<'m> {
-    pub(crate) fn new(model: &'m RawModel, sizes: ContextSizes) -> Option<Self> {
-        Self::open(model, sizes, None)
-    }
-
-    /// A context whose activations somebody looks at.
-    pub(crate) fn watched(
+    /// The watcher gets what it wants of every product with a weight.
+    pub(crate) fn new(
         model: &'m RawModel,
         sizes: ContextSizes,
-        watcher: Box<dyn Watcher>,
+        watcher: Option<Box<dyn Watcher>>,
     ) -> Option<Self> {
-        Self::open(model, sizes, Some(WatchHandle::new(watcher)))
-    }
-
-    fn open(model: &'m RawModel, sizes: ContextSizes, watch: Option<WatchHandle>) -> Option<Self> {
+        let watch = watcher.map(WatchHandle::new);
         let threads = i32::try_from(sizes.threads).ok()?;
         // SAFETY: no arguments.
         let mut params = unsafe { sys::llama_context_default_params() };
@@ -387,6 +390,7 @@ impl<'m> RawContext<'m> {
         params.type_k = code(sizes.cache_types.0);
         params.type_v = code(sizes.cache_types.1);
         params.no_perf = true;
+        params.embeddings = sizes.result == ContextResult::Embedding;
         if let Some(watch) = &watch {
             params.cb_eval = Some(on_node);
             params.cb_eval_user_data = watch.user_data();
@@ -447,6 +451,18 @@ impl<'m> RawContext<'m> {
             0 => Ok(()),
             status => Err(status),
         }
+    }
+
+    /// The pooled vector of the last batch, `None` if the model does not pool.
+    pub(crate) fn embedding(&mut self) -> Option<&[f32]> {
+        let context = self.context.0.as_ptr();
+        // SAFETY: live context; llama.cpp returns null without pooling or before a batch.
+        let vector = NonNull::new(unsafe { sys::llama_get_embeddings_seq(context, 0) })?;
+        // SAFETY: live context and model, a plain getter.
+        let length = unsafe { sys::llama_model_n_embd(sys::llama_get_model(context)) };
+        // SAFETY: one vector of the model's width (no model with a ranking head is pooled here), valid until the next
+        // batch, which needs `&mut self`.
+        Some(unsafe { std::slice::from_raw_parts(vector.as_ptr(), usize::try_from(length).ok()?) })
     }
 
     /// Logits of the `index`-th token of the last batch (negative: from the end).

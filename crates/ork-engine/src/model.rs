@@ -144,6 +144,14 @@ pub fn inspect(path: &Path) -> Result<gguf::Summary, EngineError> {
         .map_err(|problem| EngineError::File { path: path.to_owned(), problem })
 }
 
+/// Bytes that `elements` elements take in a tensor type, by the type's name in a census or a summary; `None` for a name
+/// that the linked ggml does not know.
+#[must_use]
+pub fn type_bytes(type_name: &str, elements: u64) -> Option<u64> {
+    let layout = (0..256).filter_map(llama::type_layout).find(|layout| layout.name == type_name)?;
+    Some(elements.div_ceil(layout.block_elements) * layout.block_bytes)
+}
+
 impl Model {
     /// Checks the file, then loads it. `progress` gets the fraction done and may stop the load.
     ///

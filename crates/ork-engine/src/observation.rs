@@ -3,9 +3,9 @@
 
 use crate::context::Context;
 use crate::error::EngineError;
-use crate::llama::Outputs;
+use crate::llama::{ContextResult, Outputs};
 use crate::model::Model;
-use crate::watch::{Watcher, WeightProduct};
+use crate::watch::{Wanted, Watcher, WeightProduct};
 use ork_engine_options::ContextOptions;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,8 +53,9 @@ fn observed(product: &WeightProduct<'_>) -> ObservedProduct {
 }
 
 impl<O: Observer> Watcher for Shared<O> {
-    fn wants(&mut self, product: &WeightProduct<'_>) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).wants(&observed(product))
+    fn wants(&mut self, product: &WeightProduct<'_>) -> Wanted {
+        let wanted = self.0.lock().unwrap_or_else(PoisonError::into_inner).wants(&observed(product));
+        if wanted { Wanted::Activations } else { Wanted::Nothing }
     }
 
     fn ended(&self) {
@@ -75,7 +76,11 @@ impl<'m, O: Observer + 'static> Observation<'m, O> {
         let observer = Arc::new(Mutex::new(observer));
         let ended = Arc::new(AtomicBool::new(false));
         let watcher = Box::new(Shared(Arc::clone(&observer), Arc::clone(&ended)));
-        Ok(Self { context: Context::open_watched(model, options, Some(watcher))?, observer, ended })
+        Ok(Self {
+            context: Context::open_watched(model, options, ContextResult::Logits, Some(watcher))?,
+            observer,
+            ended,
+        })
     }
 
     /// Evaluates tokens in an emptied context, with logits after each, so that the output matrix sees every position.

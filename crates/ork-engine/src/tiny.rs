@@ -74,6 +74,15 @@ pub enum OutputMatrix {
     Separate,
 }
 
+/// Whether the model turns a text into one vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    /// It does not.
+    None,
+    /// The mean of the vectors of its tokens.
+    Mean,
+}
+
 /// Shape of a tiny model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TinyModel {
@@ -93,6 +102,8 @@ pub struct TinyModel {
     pub weight_type: WeightType,
     /// The output matrix.
     pub output: OutputMatrix,
+    /// The vector of a text.
+    pub pooling: Pooling,
     /// Seed of the weights.
     pub seed: u64,
 }
@@ -108,6 +119,7 @@ impl Default for TinyModel {
             context: 512,
             weight_type: WeightType::Q8_0,
             output: OutputMatrix::Tied,
+            pooling: Pooling::None,
             seed: 1,
         }
     }
@@ -239,6 +251,9 @@ impl TinyModel {
         head.u32("llama.attention.head_count_kv", self.kv_heads);
         head.f32("llama.attention.layer_norm_rms_epsilon", 1e-5);
         head.u32("llama.rope.dimension_count", self.embedding / self.heads);
+        if self.pooling == Pooling::Mean {
+            head.u32("llama.pooling_type", 1);
+        }
         head.tokenizer(tokens);
         head
     }

@@ -12,6 +12,17 @@ use std::ptr::NonNull;
 pub(crate) struct WeightProduct<'a> {
     weight: &'a sys::ggml_tensor,
     input: &'a sys::ggml_tensor,
+    result: &'a sys::ggml_tensor,
+}
+
+/// What of a product is to be handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Nothing,
+    /// What the weight is multiplied by.
+    Activations,
+    /// What comes out.
+    Results,
 }
 
 impl<'a> WeightProduct<'a> {
@@ -24,8 +35,11 @@ impl<'a> WeightProduct<'a> {
         let tensor = unsafe { node.as_ref() }.filter(|tensor| tensor.op == sys::GGML_OP_MUL_MAT)?;
         // SAFETY: passed on.
         let (weight, input) = unsafe { (tensor.src[0].as_ref()?, tensor.src[1].as_ref()?) };
-        (input.type_ == sys::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>())
-            .then_some(Self { weight, input })
+        (input.type_ == sys::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>()).then_some(Self {
+            weight,
+            input,
+            result: tensor,
+        })
     }
 
     /// Name of the weight.
@@ -44,53 +58,63 @@ impl<'a> WeightProduct<'a> {
         usize::try_from(self.input.ne[0]).unwrap_or(0)
     }
 
-    /// Appends all rows of the activations.
-    ///
-    /// # Safety
-    /// The product must just have been computed, by a backend whose memory the host can read.
-    unsafe fn rows(&self, out: &mut Vec<f32>) {
-        let [k, ne1, ne2, ne3] = self.input.ne.map(|ne| usize::try_from(ne).unwrap_or(0));
-        let [_, nb1, nb2, nb3] = self.input.nb;
-        for (i3, i2) in (0..ne3).flat_map(|i3| (0..ne2).map(move |i2| (i3, i2))) {
-            for i1 in 0..ne1 {
-                let offset = i1 * nb1 + i2 * nb2 + i3 * nb3;
-                // SAFETY: inside the tensor by its own sizes and strides; elements of a row lie behind each other (`of`).
-                let row = unsafe {
-                    std::slice::from_raw_parts(self.input.data.cast::<u8>().add(offset).cast::<f32>(), k)
-                };
-                out.extend_from_slice(row);
-            }
+    /// What is wanted of it, if there is anything.
+    fn part(&self, wanted: Wanted) -> Option<&'a sys::ggml_tensor> {
+        match wanted {
+            Wanted::Nothing => None,
+            Wanted::Activations => Some(self.input),
+            Wanted::Results => Some(self.result),
         }
-    }
-
-    /// Whether the operands lie where the host can read them.
-    fn is_readable(&self) -> bool {
-        let buffer = if self.input.view_src.is_null() {
-            self.input.buffer
-        } else {
-            // SAFETY: the source of a live view is live.
-            unsafe { (*self.input.view_src).buffer }
-        };
-        // SAFETY: a buffer of a live tensor is live or null.
-        !self.input.data.is_null() && !buffer.is_null() && unsafe { sys::ggml_backend_buffer_is_host(buffer) }
     }
 }
 
-/// Whoever looks at activations while a graph is computed.
+/// Appends all rows of a tensor of `f32`.
+///
+/// # Safety
+/// The tensor must be live and computed, [readable](is_readable), and the elements of its rows must lie behind each other.
+unsafe fn append_rows(tensor: &sys::ggml_tensor, out: &mut Vec<f32>) {
+    let [k, ne1, ne2, ne3] = tensor.ne.map(|ne| usize::try_from(ne).unwrap_or(0));
+    let [_, nb1, nb2, nb3] = tensor.nb;
+    for (i3, i2) in (0..ne3).flat_map(|i3| (0..ne2).map(move |i2| (i3, i2))) {
+        for i1 in 0..ne1 {
+            let offset = i1 * nb1 + i2 * nb2 + i3 * nb3;
+            // SAFETY: inside the tensor by its own sizes and strides, and in one piece by the caller's promise.
+            let row =
+                unsafe { std::slice::from_raw_parts(tensor.data.cast::<u8>().add(offset).cast::<f32>(), k) };
+            out.extend_from_slice(row);
+        }
+    }
+}
+
+/// Whether a live tensor lies where the host can read it.
+fn is_readable(tensor: &sys::ggml_tensor) -> bool {
+    let buffer = if tensor.view_src.is_null() {
+        tensor.buffer
+    } else {
+        // SAFETY: the source of a live view is live.
+        unsafe { (*tensor.view_src).buffer }
+    };
+    // SAFETY: a buffer of a live tensor is live or null.
+    !tensor.data.is_null() && !buffer.is_null() && unsafe { sys::ggml_backend_buffer_is_host(buffer) }
+}
+
+/// Whoever looks at products while a graph is computed.
 pub(crate) trait Watcher: Send {
-    /// Whether the activations of a product are to be handed over. Asked for every product of every graph.
-    fn wants(&mut self, product: &WeightProduct<'_>) -> bool;
+    /// What of a product is to be handed over. Asked for every product of every graph.
+    fn wants(&mut self, product: &WeightProduct<'_>) -> Wanted;
 
     /// Told that the evaluation is being ended: by a `Break`, or because a call here panicked. llama.cpp reports such an
     /// evaluation as a success.
     fn ended(&self);
 
-    /// The activations of a wanted product. `Break` ends the evaluation.
+    /// The rows that were wanted; none if the host cannot read them. `Break` ends the evaluation.
     fn take(&mut self, product: &WeightProduct<'_>, rows: &[f32]) -> ControlFlow<()>;
 }
 
 struct Watch {
     watcher: Box<dyn Watcher>,
+    /// Of the product that was asked for last, which is the next one to be handed over.
+    wanted: Wanted,
     rows: Vec<f32>,
 }
 
@@ -104,12 +128,14 @@ pub(crate) unsafe extern "C" fn on_node(node: *mut sys::ggml_tensor, ask: bool, 
         // SAFETY: the scheduler gives nodes of the graph it computes.
         let Some(product) = (unsafe { WeightProduct::of(node) }) else { return !ask };
         if ask {
-            return watch.watcher.wants(&product);
+            watch.wanted = watch.watcher.wants(&product);
+            return watch.wanted != Wanted::Nothing;
         }
         watch.rows.clear();
-        if product.is_readable() {
-            // SAFETY: the node was just computed, and the buffer is the host's.
-            unsafe { product.rows(&mut watch.rows) };
+        if let Some(part) = product.part(watch.wanted).filter(|part| is_readable(part)) {
+            // SAFETY: the node was just computed, so its operands are there too; rows of activations are in one piece (`of`), and a
+            // product's result is contiguous.
+            unsafe { append_rows(part, &mut watch.rows) };
         }
         watch.watcher.take(&product, &watch.rows).is_continue()
     }));
@@ -125,7 +151,7 @@ pub(crate) struct WatchHandle(NonNull<Watch>);
 
 impl WatchHandle {
     pub(crate) fn new(watcher: Box<dyn Watcher>) -> Self {
-        Self(NonNull::from(Box::leak(Box::new(Watch { watcher, rows: Vec::new() }))))
+        Self(NonNull::from(Box::leak(Box::new(Watch { watcher, wanted: Wanted::Nothing, rows: Vec::new() }))))
     }
 
     /// What [`on_node`] is to be given.

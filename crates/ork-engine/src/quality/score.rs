@@ -93,6 +93,8 @@ pub(crate) fn summary(row: &[f32]) -> (f64, u32) {
     if nan {
         return (f64::NAN, 0);
     }
-    let sum: f64 = row.iter().map(|&value| f64::from((value - max).exp())).sum();
-    (f64::from(max) + sum.ln(), u32::try_from(top).unwrap_or(u32::MAX))
+    // In f64 throughout: divergences of 1e-8 are differences of these.
+    let max = f64::from(max);
+    let sum: f64 = row.iter().map(|&value| (f64::from(value) - max).exp()).sum();
+    (max + sum.ln(), u32::try_from(top).unwrap_or(u32::MAX))
 }

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Rows, one after the other, each in a session of its own.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use ork_config::{Config, RouteKind};
+use ork_corpus::{Corpus, Origin};
+use ork_engine::quality::{
+    Pace, ReferenceFile, ReferenceIdentity, ReferenceSource, WindowPlan, Windows, keep_reference, measure,
+};
+use ork_engine::{Model, type_bytes};
+use ork_ggml::{Absent, ModelPack, PackChoice, Route};
+use ork_pack::{Pack, TensorEntry};
+
+use super::Task;
+use super::report::{Calibration, Computed, Line, Reference, Report, Size};
+use super::rows::Row;
+use crate::failure::Failure;
+use crate::flags::Settings;
+use crate::progress;
+use crate::session::{Log, Session};
+
+/// The pack that a row is run from, if it is.
+fn pack_of(row: &Row, config: &Config) -> Option<PathBuf> {
+    if config.offload.route == RouteKind::Cpu {
+        return None;
+    }
+    match &config.offload.pack {
+        PackChoice::Never => None,
+        PackChoice::Path(path) => Some(path.clone()),
+        PackChoice::Auto | PackChoice::Require | PackChoice::Build => {
+            Some(ModelPack::beside(&row.model)).filter(|path| path.exists())
+        }
+    }
+}
+
+/// What the weights of a row were calibrated with.
+pub(crate) fn calibration(row: &Row, config: &Config, evaluated: &Origin) -> Result<Calibration, Failure> {
+    let text = |used: &Origin| Calibration::Text { text: used.to_string(), overlap: evaluated.overlap(used) };
+    if let Some(path) = &row.calibrated {
+        return Ok(text(&Corpus::read(path)?.whole().origin()));
+    }
+    let Some(path) = pack_of(row, config) else { return Ok(Calibration::None) };
+    let pack = Pack::open_any(&path)?;
+    Ok(match pack.calibration() {
+        None => Calibration::None,
+        Some(calibration) => calibration.text.as_ref().map_or(Calibration::Unrecorded, text),
+    })
+}
+
+/// Evaluates rows.
+pub(crate) struct Runner<'t> {
+    settings: &'t Settings,
+    text: &'t str,
+    origin: &'t Origin,
+    plan: WindowPlan,
+    reference: Option<(Row, Config)>,
+    file: Option<PathBuf>,
+    digests: HashMap<PathBuf, String>,
+}
+
+impl<'t> Runner<'t> {
+    pub(crate) fn new(
+        task: &'t Task,
+        settings: &'t Settings,
+        text: &'t str,
+        origin: &'t Origin,
+        file: Option<PathBuf>,
+    ) -> Result<Self, Failure> {
+        let reference = task.reference.clone().map(|mut row| {
+            // A reference is what the CPU makes of a model.
+            row.route.get_or_insert_with(|| "cpu".to_owned());
+            let config = settings.config_with(&row.overrides()?)?;
+            if config.offload.route != RouteKind::Cpu {
+                return Err(Failure::usage(format!(
+                    "the reference {} must be computed by the CPU",
+                    row.name
+                )));
+            }
+            Ok::<_, Failure>((row, config))
+        });
+        Ok(Self {
+            settings,
+            text,
+            origin,
+            plan: task.plan,
+            reference: reference.transpose()?,
+            file,
+            digests: HashMap::new(),
+        })
+    }
+
+    /// The reference's line, without its perplexity.
+    pub(crate) fn reference_line(&mut self) -> Result<Option<Reference>, Failure> {
+        let Some((row, _)) = self.reference.clone() else { return Ok(None) };
+        let summary = ork_engine::inspect(&row.model)?;
+        Ok(Some(Reference {
+            name: row.name,
+            model: file_name(&row.model),
+            digest: self.digest(&row.model)?,
+            computed: Computed::Cpu,
+            size: Size::of(summary.file_bytes - summary.data_offset, summary.parameters),
+            perplexity: None,
+        }))
+    }
+
+    /// The row's line, if a report has it and nothing has changed since.
+    pub(crate) fn finished(&mut self, row: &Row, report: &Report) -> Option<Line> {
+        let config = self.settings.config_with(&row.overrides().ok()?).ok()?;
+        let digest = self.digest(&row.model).ok()?;
+        let line = report.finished(&self.key(row, &config, &digest).ok()?)?.clone();
+        Some(Line {
+            name: row.name.clone(),
+            note: row.note.clone(),
+            scheme: row.scheme.clone().unwrap_or(line.scheme),
+            calibration: calibration(row, &config, self.origin).ok()?,
+            ..line
+        })
+    }
+
+    /// Evaluates a row, or finds it among the finished ones.
+    pub(crate) fn row(&mut self, row: &Row, report: &Report) -> Result<Line, Failure> {
+        if let Some(line) = self.finished(row, report) {
+            eprintln!("  unchanged since an earlier run");
+            return Ok(line);
+        }
+        let config = self.settings.config_with(&row.overrides()?)?;
+        let digest = self.digest(&row.model)?;
+        let key = self.key(row, &config, &digest)?;
+        self.keep_reference()?;
+
+        let session = Session::start(&config, Log::Quiet)?;
+        let model = session.load(&row.model, &config)?;
+        let windows = Windows::of(&model, self.text, &self.plan)?;
+        let mut kept = match (self.reference.clone(), &self.file) {
+            (Some((reference, _)), Some(path)) => {
+                let path = path.clone();
+                Some(ReferenceFile::open(&path, &self.identity(&reference, &windows)?)?)
+            }
+            _ => None,
+        };
+        let alongside = match (&self.reference, &kept) {
+            (Some((reference, config)), None) => Some(self.load_reference(&session, reference, config)?),
+            _ => None,
+        };
+        let source = match (&alongside, &mut kept) {
+            (Some((model, windows)), _) => Some(ReferenceSource::Model { model, windows }),
+            (None, Some(file)) => Some(ReferenceSource::File(file)),
+            (None, None) => None,
+        };
+        let mut bar = Bar::new("evaluating");
+        let quality = measure(&model, &windows, &config.context, source, &mut |pace| bar.show(pace))?;
+
+        let (computed, device, npu_products, mut bytes) = whereabouts(&session, &model);
+        let mut scheme = row.scheme.clone();
+        if let (Some(path), Some(npu)) = (pack_of(row, &config), &session.npu) {
+            let pack = Pack::open_any(&path)?;
+            let stored: u64 =
+                pack.entries().flat_map(TensorEntry::sections).map(|section| section.bytes).sum();
+            // What is stored, which is less than what stored int4 takes on the device.
+            bytes = bytes.saturating_sub(npu.backend.census().holding.live_device_bytes) + stored;
+            scheme.get_or_insert_with(|| ModelPack::new(pack, path, Absent::Convert).schemes());
+        }
+        if config.offload.route != RouteKind::Cpu && npu_products == 0 {
+            return Err(Failure::Failed {
+                code: 1,
+                message: format!("row {}: the NPU computed nothing, although it was asked to", row.name),
+                hint: Some("`ork run --explain` says why".to_owned()),
+            });
+        }
+        Ok(Line {
+            key,
+            name: row.name.clone(),
+            scheme: scheme.unwrap_or_else(|| main_type(&model)),
+            model: file_name(&row.model),
+            digest,
+            computed,
+            device,
+            npu_products,
+            size: Size::of(bytes, model.info().parameters),
+            calibration: calibration(row, &config, self.origin)?,
+            note: row.note.clone(),
+            quality,
+        })
+    }
+
+    /// Makes the file of the reference's distributions, if one is wanted and there is none.
+    fn keep_reference(&mut self) -> Result<(), Failure> {
+        let (Some((row, config)), Some(path)) = (self.reference.clone(), self.file.clone()) else {
+            return Ok(());
+        };
+        if path.exists() {
+            return Ok(());
+        }
+        let session = Session::start(&config, Log::Quiet)?;
+        let model = session.load(&row.model, &config)?;
+        let windows = Windows::of(&model, self.text, &self.plan)?;
+        let identity = self.identity(&row, &windows)?;
+        eprintln!("  keeping the reference in {}: {} MB", path.display(), identity.data_bytes() / 1_000_000);
+        let mut bar = Bar::new("reference");
+        keep_reference(&model, &windows, &config.context, &path, &identity, &mut |pace| bar.show(pace))?;
+        Ok(())
+    }
+
+    fn identity(&mut self, reference: &Row, windows: &Windows) -> Result<ReferenceIdentity, Failure> {
+        Ok(ReferenceIdentity::of(file_name(&reference.model), self.digest(&reference.model)?, windows))
+    }
+
+    /// Loads the reference beside a row's model.
+    fn load_reference(
+        &self,
+        session: &Session,
+        row: &Row,
+        config: &Config,
+    ) -> Result<(Model, Windows), Failure> {
+        // A model stays where it was loaded, and the row's is loaded already.
+        let route = session.npu.as_ref().map(|npu| npu.backend.route());
+        if let Some(npu) = &session.npu {
+            npu.backend.set_route(Route::Cpu);
+        }
+        let model = session.load(&row.model, config);
+        if let (Some(npu), Some(route)) = (&session.npu, route) {
+            npu.backend.set_route(route);
+        }
+        let model = model?;
+        let windows = Windows::of(&model, self.text, &self.plan)?;
+        Ok((model, windows))
+    }
+
+    /// Of everything that a row's numbers depend on.
+    fn key(&mut self, row: &Row, config: &Config, digest: &str) -> Result<String, Failure> {
+        let reference = match self.reference.clone() {
+            Some((row, _)) => Some(self.digest(&row.model)?),
+            None => None,
+        };
+        let pack = pack_of(row, config).map(|path| self.digest(&path)).transpose()?;
+        let Config { device, offload, driver, load, context, generate: _, calibrate: _, pack: _, plugin: _ } =
+            config;
+        let Origin { document, part, rule, .. } = self.origin;
+        let everything = (
+            (digest, pack, reference),
+            (device, offload, driver, load, context),
+            (document, part, rule, self.plan),
+            env!("CARGO_PKG_VERSION"),
+        );
+        let bytes = serde_json::to_vec(&everything).map_err(|error| Failure::usage(error.to_string()))?;
+        Ok(blake3::hash(&bytes).to_hex().to_string())
+    }
+
+    fn digest(&mut self, path: &Path) -> Result<String, Failure> {
+        if let Some(digest) = self.digests.get(path) {
+            return Ok(digest.clone());
+        }
+        let mut hasher = blake3::Hasher::new();
+        let read = File::open(path).and_then(|file| hasher.update_reader(file).map(|_| ()));
+        read.map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
+        let digest = hasher.finalize().to_hex().to_string();
+        self.digests.insert(path.to_owned(), digest.clone());
+        Ok(digest)
+    }
+}
+
+/// Who computed, on what, how many products, and the bytes of the weights where they were multiplied.
+pub(crate) fn whereabouts(session: &Session, model: &Model) -> (Computed, String, u64, u64) {
+    let file_bytes = model.info().tensor_bytes;
+    let Some(npu) = &session.npu else { return (Computed::Cpu, "CPU".to_owned(), 0, file_bytes) };
+    let device = npu.driver.device();
+    let census = npu.backend.census();
+    let executed = census.executed.matmuls - census.executed.software;
+    if executed == 0 {
+        return (Computed::Cpu, "CPU".to_owned(), 0, file_bytes);
+    }
+    let moved: u64 =
+        census.executed.weights.values().filter_map(|one| type_bytes(&one.type_name, one.k * one.n)).sum();
+    let bytes = file_bytes.saturating_sub(moved) + census.holding.live_device_bytes;
+    let computed = if device.board().is_some() { Computed::SimulatedNpu } else { Computed::Npu };
+    (computed, device.describe().to_owned(), executed, bytes)
+}
+
+/// The type of most tensors of a model, as the file has it.
+fn main_type(model: &Model) -> String {
+    let types = model.info().tensor_types.iter().filter(|(name, _)| *name != "f32");
+    types.max_by_key(|(_, count)| **count).map_or_else(|| "f32".to_owned(), |(name, _)| name.clone())
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Progress of an evaluation, on a terminal.
+struct Bar {
+    bar: Option<indicatif::ProgressBar>,
+    label: &'static str,
+}
+
+impl Bar {
+    fn new(label: &'static str) -> Self {
+        Self { bar: None, label }
+    }
+
+    fn show(&mut self, pace: Pace) {
+        let bar = self.bar.get_or_insert_with(|| progress::bar(self.label, pace.total as u64));
+        if let Some(perplexity) = pace.perplexity {
+            bar.set_message(format!("PPL {perplexity:.3}"));
+        }
+        bar.set_position(pace.done as u64);
+        if pace.done == pace.total {
+            bar.finish_and_clear();
+        }
+    }
+}
