@@ -27,7 +27,7 @@ pub enum CompletionMode {
     Seed,
 }
 
-/// One thread of a pool for each chain.
+/// A thread for each chain: the caller's own, and those of a pool.
 #[derive(Debug)]
 pub(crate) struct Pool<'a>(pub(crate) &'a rayon::ThreadPool);
 
@@ -37,10 +37,12 @@ impl Spread for Pool<'_> {
             return work(0);
         }
         debug_assert!(count <= self.0.current_num_threads());
-        self.0.broadcast(|context| {
-            if context.index() < count {
-                work(context.index());
+        // The calling thread waits anyway: it takes the first chain, and only the others wake a thread.
+        self.0.in_place_scope(|scope| {
+            for index in 1..count {
+                scope.spawn(move |_| work(index));
             }
+            work(0);
         });
     }
 }
