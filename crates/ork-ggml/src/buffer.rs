@@ -171,7 +171,7 @@ impl Shape {
             Ok((tiles, scheme)) => {
                 let loaded = backend.accelerator()?.load_tiles(&self.name, tiles);
                 let loaded = self.taken(&scheme, loaded)?;
-                backend.counters().from_pack(&scheme);
+                backend.counters().loaded_from_pack(&scheme);
                 Ok(Some(loaded))
             }
             Err(miss) => {

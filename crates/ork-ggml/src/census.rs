@@ -302,7 +302,7 @@ impl Counters {
         self.with(|c| c.packs = PackUse::default());
     }
 
-    pub(crate) fn from_pack(&self, scheme: &str) {
+    pub(crate) fn loaded_from_pack(&self, scheme: &str) {
         self.with(|c| *c.packs.loaded.entry(scheme.to_owned()).or_default() += 1);
     }
 
