@@ -250,7 +250,6 @@ fn write_pack(
         calibration: None,
         target: target.clone(),
         source: SourceId::of(model).unwrap(),
-        calibration: None,
         writer: "a test".to_owned(),
         tensors: tensors.collect(),
     };
