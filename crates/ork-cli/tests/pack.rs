@@ -40,6 +40,14 @@ fn fails(args: &[&str], code: i32, words: &[&str]) {
     assert!(!said.contains("panicked"), "{said}");
 }
 
+fn owned(first: &[&str], rest: &[&str]) -> Vec<String> {
+    first.iter().chain(rest).map(|word| (*word).to_owned()).collect()
+}
+
+fn fails_owned(args: &[String], code: i32, words: &[&str]) {
+    fails(&args.iter().map(String::as_str).collect::<Vec<_>>(), code, words);
+}
+
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -206,29 +214,38 @@ fn bad_input_is_one_clear_line() {
     let folder = Folder::new();
     let model = folder.model("m.gguf", &half_precision());
     let (pack, stats) = (folder.path("m.orkpack"), folder.path("m.orkstat"));
-    let make = |rest: &[&str]| [&["pack", "-m", &model, "-o", &pack], rest].concat();
-    fails(&make(&["--scheme", "w5"]), 2, &["there is no scheme `w5`"]);
-    fails(&make(&["--scheme", "w4a4+gtpq"]), 2, &["there is no step `gtpq`"]);
-    fails(&make(&["--scheme", "w8a8+gptq"]), 2, &["four-bit"]);
-    fails(&make(&["--scheme", "w4a4+gptq"]), 2, &["--stats"]);
-    fails(&make(&["--scheme", "w4a4+gptq", "--stats", &model]), 1, &["is no file of calibration statistics"]);
-    fails(&make(&["--scheme", "i4a8+imatrix", "--imatrix", &model]), 1, &["importance matrix"]);
-    fails(&make(&["--guide", &folder.path("none")]), 1, &["none"]);
+    let make = |rest: &[&str]| owned(&["pack", "-m", &model, "-o", &pack], rest);
+    fails_owned(&make(&["--scheme", "w5"]), 2, &["there is no scheme `w5`"]);
+    fails_owned(&make(&["--scheme", "w4a4+gtpq"]), 2, &["there is no step `gtpq`"]);
+    fails_owned(&make(&["--scheme", "w8a8+gptq"]), 2, &["four-bit"]);
+    fails_owned(&make(&["--scheme", "w4a4+gptq"]), 2, &["--stats"]);
+    fails_owned(
+        &make(&["--scheme", "w4a4+gptq", "--stats", &model]),
+        1,
+        &["is no file of calibration statistics"],
+    );
+    fails_owned(&make(&["--scheme", "i4a8+imatrix", "--imatrix", &model]), 1, &["importance matrix"]);
+    fails_owned(&make(&["--guide", &folder.path("none")]), 1, &["none"]);
     fails(&["pack", "-m", &folder.path("none"), "-o", &pack], 1, &["none"]);
     fails(&["pack", "-m", &model, "-o", "/nonexistent/m.orkpack"], 1, &["/nonexistent"]);
     fails(&["pack", "info", &folder.path("none")], 1, &["none"]);
+    let prose = text();
     let read = |rest: &[&str]| {
-        [&["calibrate", "-m", &model, "-f", &text(), "-o", &stats, "--part", "whole"], rest].concat()
+        owned(&["calibrate", "-m", &model, "-f", &prose, "-o", &stats, "--part", "whole"], rest)
     };
     fails(&["calibrate", "-m", &model, "-f", &text(), "-o", &stats], 2, &["prose.txt", "--part whole"]);
-    fails(&read(&["--set", "calibrate.memory_bytes_max=1000"]), 1, &["1000 are allowed", "memory_bytes_max"]);
-    fails(&read(&["--set", "calibrate.window_tokens=100000"]), 2, &["calibrate.window_tokens"]);
-    fails(&read(&["--set", "calibrate.tokens=0"]), 2, &["calibrate.tokens"]);
+    fails_owned(
+        &read(&["--set", "calibrate.memory_bytes_max=1000"]),
+        1,
+        &["1000 are allowed", "memory_bytes_max"],
+    );
+    fails_owned(&read(&["--set", "calibrate.window_tokens=100000"]), 2, &["calibrate.window_tokens"]);
+    fails_owned(&read(&["--set", "calibrate.tokens=0"]), 2, &["calibrate.tokens"]);
     let empty = folder.path("empty");
     fs::write(&empty, "").unwrap();
     fails(&["calibrate", "-m", &model, "-f", &empty, "-o", &stats], 2, &["empty"]);
     calibrate(&model, &stats);
-    fails(&make(&["--stats", &stats]), 2, &["uses neither"]);
+    fails_owned(&make(&["--stats", &stats]), 2, &["uses neither"]);
     assert_eq!(folder.files().len(), 3, "model, empty text and statistics: {:?}", folder.files());
 }
 

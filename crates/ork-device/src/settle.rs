@@ -112,8 +112,10 @@ impl Flight<'_> {
             }
             Step::SecondSeed => {
                 self.note(index, EventKind::SecondSeed);
-                // The job has ended, or is about to: nothing is left to be reaped.
-                self.lanes[index].airborne = false;
+                // Where the kernel did not say that the job ended, it may be stuck behind what it wrote, and a job that
+                // is not waited for stays on its core until it is reaped. Without recovery nothing is: the question is
+                // asked all the same.
+                self.lanes[index].airborne &= device.may_recover;
             }
             Step::Resubmit if trouble == Trouble::Refused => device.shared.clock.pause(REFUSED_PAUSE),
             Step::Reset => {

@@ -327,6 +327,60 @@ fn a_result_that_equals_an_in_band_seed_is_settled_by_a_second_seed() {
     }
 }
 
+/// With a seed that results can have, output that is there in part may be complete: the same job runs again with a second
+/// seed. If it was stuck instead, it is still on its core, and nothing behind it would begin.
+#[test]
+fn a_job_that_is_stuck_behind_a_part_of_its_output_is_reaped_before_a_second_seed() {
+    for (kernel, submit) in ways().into_iter().filter(|(kernel, _)| kernel.0 == DriverKind::Rknpu) {
+        let faults = FaultPlan { overrun: When::Nth(2), ..FaultPlan::default() };
+        let (device, board) = recovering(kernel, faults, submit);
+        let mut bench = Bench::new(&device, ZERO, 1, 3, 4);
+        bench.seed = Some(Seed::in_band(4));
+        for _ in 0..3 {
+            bench.spoil();
+            bench.run(&device).unwrap();
+            bench.assert_right();
+        }
+        let [refused, gave_up] = events(&device, [EventKind::Refused, EventKind::GaveUp]);
+        assert_eq!((refused, gave_up), (0, 0), "{kernel:?} {submit:?}: {}", device.event_counts());
+        drop((bench, device));
+        eventually_idle(&board);
+    }
+}
+
+/// `uapi.md` A.10: a reset that finds another one under way returns at once; jobs of both programs are woken.
+#[test]
+fn two_devices_that_reset_at_once_both_recover() {
+    for submit in [SubmitMode::Blocking, SubmitMode::Polled] {
+        let (first, board) = recovering(KERNELS[2], FaultPlan::default(), submit);
+        let options = DeviceOptions { submit, recovery: RecoveryMode::Allow, ..options() };
+        let second = Device::on_board(&board, &options).unwrap();
+        let start = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for (device, seed) in [(&first, 3), (&second, 4)] {
+                let start = &start;
+                scope.spawn(move || {
+                    let mut bench = Bench::new(device, ZERO, 3, 2, seed);
+                    start.wait();
+                    for _ in 0..10 {
+                        device.reset().unwrap();
+                        bench.spoil();
+                        bench.run(device).unwrap();
+                        bench.assert_right();
+                    }
+                });
+            }
+        });
+        for device in [&first, &second] {
+            assert_eq!(events(device, [EventKind::GaveUp]), [0], "{submit:?}: {}", device.event_counts());
+            // A recovery may reset besides.
+            assert!(device.counters().resets >= 10);
+        }
+        drop((first, second));
+        eventually_idle(&board);
+    }
+}
+
 #[test]
 fn faults_at_random_never_give_a_wrong_result() {
     for (kernel, submit) in ways() {

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use ork_device::{Board, Coherency, Device, DeviceOptions, EmuOptions};
-use ork_driver::{Driver, DriverCounters, DriverOptions, MatmulGroup, Weight, Work};
+use ork_driver::{Driver, DriverCounters, DriverOptions, MatmulGroup, Requantise, Weight, Work};
 use ork_emu::{Bus, Engine, JobEnd, JobOutcome, JobStats, PcJob};
 use ork_isa::soc::RK3588;
-use ork_layout::{Element, Format, Int4};
+use ork_layout::{Element, FeatureForm, FeatureLayout, Format, Int4};
 use ork_plan::{Decision, PlanOptions, Problem, decide, weight_layout};
 
 /// A core that is done at once.
@@ -69,16 +69,41 @@ fn bound(value: f64, limit: f64) -> &'static str {
     if value <= limit { "within" } else { "BEYOND" }
 }
 
-/// int8 with float operands, as a model's layers call it.
-fn call(m: usize, k: usize, n: usize) {
-    let driver = driver(3);
-    let weight = driver.load("w", k, n, &|_, out| out.fill(1.0)).unwrap();
+/// Operands and results of an int8 product.
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    /// Codes, requantised by the NPU.
+    Codes,
+    /// Codes, with 32-bit sums.
+    Sums,
+    /// Floats, as a model's layers have them: quantised, and scaled back.
+    Floats,
+}
+
+fn call(kind: Call, cores: u8, (m, k, n): (usize, usize, usize)) {
+    let driver = driver(cores);
+    let weight = match kind {
+        Call::Codes => {
+            driver.load_elements::<i8>("w", Format::INT8_INT8, k, n, &|_, out| out.fill(1)).unwrap()
+        }
+        Call::Sums | Call::Floats => driver.load("w", k, n, &|_, out| out.fill(1.0)).unwrap(),
+    };
     let x: Vec<f32> = (0..m * k).map(|i| (i as f32 * 0.7).sin()).collect();
+    let (a, mut narrow, mut sums) = (vec![1_i8; m * k], vec![0_i8; m * n], vec![0_i32; m * n]);
     let mut out = vec![0.0; m * n];
+    let by = Requantise { multiplier: 3, shift: 12, offset: 0 };
     let mut phases: [Vec<Duration>; 4] = Default::default();
     for _ in 0..ROUNDS {
         let before = driver.counters();
-        driver.matmul(&mut MatmulGroup { m, x: &x, parts: vec![(&weight, &mut out)] }).unwrap();
+        match kind {
+            Call::Codes => {
+                driver.work(&weight, m, &mut Work::Int8ToInt8 { a: &a, by, out: &mut narrow }).unwrap();
+            }
+            Call::Sums => driver.matmul_codes(&weight, m, &a, &mut sums).unwrap(),
+            Call::Floats => {
+                driver.matmul(&mut MatmulGroup { m, x: &x, parts: vec![(&weight, &mut out)] }).unwrap();
+            }
+        }
         let after = driver.counters();
         let phase = |of: fn(&DriverCounters) -> Duration| of(&after) - of(&before);
         phases[0].push(phase(|counters| counters.synthesise));
@@ -86,12 +111,13 @@ fn call(m: usize, k: usize, n: usize) {
         phases[2].push(phase(|counters| counters.quantise));
         phases[3].push(phase(|counters| counters.dequantise));
     }
-    let layout = weight_layout(Format::INT8_INT32, k as u32, n as u32, &RK3588).unwrap();
+    let format = if matches!(kind, Call::Codes) { Format::INT8_INT8 } else { Format::INT8_INT32 };
+    let layout = weight_layout(format, k as u32, n as u32, &RK3588).unwrap();
     let problem = Problem { m: m as u32, weight: layout };
-    let options = PlanOptions { cores: 3, ..PlanOptions::default() };
+    let options = PlanOptions { cores, ..PlanOptions::default() };
     let Decision::Accept(plan) = decide(&problem, &RK3588, &options) else { return };
     let modelled = plan.modelled().us;
-    println!("int8 {m} x {k} x {n} on three cores: {}", plan.modelled());
+    println!("int8 {m} x {k} x {n}, {kind:?}, {cores} core(s): {}", plan.modelled());
     let [synthesis, tiles, quantise, dequantise] = phases.map(Times::of);
     for (name, times, limit) in
         [("synthesis", synthesis, 2.0), ("tiling + de-tiling + sync calls", tiles, 8.0)]
@@ -161,7 +187,6 @@ fn race(name: &str, bytes: usize, mut phase: impl FnMut() -> Duration) {
 fn codes(format: Format, driver: &Driver, k: usize, n: usize) -> Weight {
     match format {
         Format::INT8_INT32 => driver.load_codes("w", k, n, &|_, out| out.fill(1)).unwrap(),
-        Format::INT4_INT16 => elements::<Int4>(format, driver, k, n),
         Format::FP16_FP32 => elements::<f16>(format, driver, k, n),
         Format::BF16_FP32 => elements::<bf16>(format, driver, k, n),
         _ => elements::<f32>(format, driver, k, n),
@@ -172,26 +197,21 @@ fn elements<T: Element>(format: Format, driver: &Driver, k: usize, n: usize) -> 
     driver.load_elements::<T>("w", format, k, n, &|_, out| out.fill(T::default())).unwrap()
 }
 
-/// Tiling and de-tiling of one precision. `input` and `output` are bits of an element.
+/// Tiling and de-tiling of one precision.
 fn precision(name: &str, format: Format, (m, k, n): (usize, usize, usize)) {
     let driver = driver(1);
     let weight = codes(format, &driver, k, n);
     let slices = weight_layout(format, k as u32, n as u32, &RK3588).unwrap().slices().len();
     let input = m * k * format.input().bits() as usize / 8;
     let result = m * n * format.output_bytes() as usize;
-    // What the host reads of an operand, and writes of a result.
-    let (host, wide) = match format {
-        Format::INT4_INT16 => (m * k, m * n * 4),
-        _ => (input, m * n * 4),
-    };
-    let mut phases = || {
+    let phases = || {
         let before = driver.counters();
         work(&driver, &weight, format, m);
         let after = driver.counters();
         (after.quantise - before.quantise, after.dequantise - before.dequantise)
     };
-    race(&format!("{name}: tile"), host + input, || phases().0);
-    race(&format!("{name}: de-tile, {slices} slice(s)"), slices * result + wide, || phases().1);
+    race(&format!("{name}: tile"), 2 * input, || phases().0);
+    race(&format!("{name}: de-tile, {slices} slice(s)"), slices * result + m * n * 4, || phases().1);
 }
 
 fn work(driver: &Driver, weight: &Weight, format: Format, m: usize) {
@@ -199,11 +219,25 @@ fn work(driver: &Driver, weight: &Weight, format: Format, m: usize) {
     let run = |mut work: Work<'_>| driver.work(weight, m, &mut work).unwrap();
     match format {
         Format::INT8_INT32 => run(Work::Int8 { a: &vec![1; a], out: &mut vec![0; c] }),
-        Format::INT4_INT16 => run(Work::Int4 { a: &vec![Int4::MAX; a], out: &mut vec![0; c] }),
         Format::FP16_FP32 => run(Work::Fp16 { a: &vec![f16::ONE; a], out: &mut vec![0.0; c] }),
         Format::BF16_FP32 => run(Work::Bf16 { a: &vec![bf16::ONE; a], out: &mut vec![0.0; c] }),
         _ => run(Work::Tf32 { a: &vec![1.0; a], out: &mut vec![0.0; c] }),
     }
+}
+
+/// int4 results need a proof that cells were written, which cores that do nothing cannot give: its features alone.
+fn int4_tiles(m: usize, k: usize) {
+    let weight = weight_layout(Format::INT4_INT16, k as u32, 64, &RK3588).unwrap();
+    let layout = FeatureLayout::in_form(&weight, m as u32, FeatureForm::SpacedRows);
+    let (rows, mut features) = (vec![Int4::MAX; m * k], vec![0; layout.bytes() as usize]);
+    race("int4: tile", m * k + m * k / 2, || {
+        let start = Instant::now();
+        for (row, codes) in (0..).zip(rows.chunks_exact(k)) {
+            layout.write_row(row, codes, &mut features);
+        }
+        black_box(&features);
+        start.elapsed()
+    });
 }
 
 fn quantisation(m: usize, k: usize, n: usize) {
@@ -222,7 +256,11 @@ fn quantisation(m: usize, k: usize, n: usize) {
 }
 
 fn main() {
-    call(128, 2048, 2048);
+    for cores in [1, 3] {
+        for kind in [Call::Codes, Call::Sums, Call::Floats] {
+            call(kind, cores, (128, 2048, 2048));
+        }
+    }
     kept(2048, 2048);
     let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     alone.install(|| {
@@ -235,7 +273,7 @@ fn main() {
             precision("fp16, K slices", Format::FP16_FP32, (m, 2048, 2048));
             precision("bf16 (cubes)", Format::BF16_FP32, (m, 1024, 2048));
             precision("tf32 (cubes)", Format::TF32_FP32, (m, 1024, 2048));
-            precision("int4", Format::INT4_INT16, (m, 2048, 2048));
+            int4_tiles(m, 2048);
         }
     });
 }

@@ -62,23 +62,34 @@ pub(crate) fn widened_row<S: Element, W: Copy + Default + AddAssign + From<S>>(
     m: u32,
 ) -> Vec<W> {
     let mut sums = vec![W::default(); layout.n() as usize];
-    let mut partial = Vec::new();
-    for piece in layout.row_pieces(m) {
-        partial.resize(piece.n.len(), S::default());
-        for k_slice in 0..piece.k_slices {
-            S::load(piece.bytes(surfaces, k_slice), &mut partial);
-            for (sum, partial) in piece.target(&mut sums).iter_mut().zip(&partial) {
-                *sum += W::from(*partial);
-            }
-        }
-    }
+    widened_row_as::<S, W, W>(layout, surfaces, m, &mut sums, |sum| sum);
     sums
+}
+
+/// Writes row `m` of the product: K slices added in a wider type, of which `result` makes results.
+pub(crate) fn widened_row_as<S: Element, W: Copy + Default + AddAssign + From<S>, R>(
+    layout: &OutputLayout,
+    surfaces: &[u8],
+    m: u32,
+    out: &mut [R],
+    result: impl Fn(W) -> R,
+) {
+    let mut partial = vec![S::default(); out.len()];
+    layout.load_row(m, 0, surfaces, &mut partial);
+    if layout.k_slices() == 1 {
+        out.iter_mut().zip(&partial).for_each(|(out, only)| *out = result(W::from(*only)));
+        return;
+    }
+    let mut sums: Vec<W> = partial.iter().map(|first| W::from(*first)).collect();
+    for k_slice in 1..layout.k_slices() {
+        layout.load_row(m, k_slice, surfaces, &mut partial);
+        sums.iter_mut().zip(&partial).for_each(|(sum, partial)| *sum += W::from(*partial));
+    }
+    out.iter_mut().zip(sums).for_each(|(out, sum)| *out = result(sum));
 }
 
 /// Copies row `m` of a product of one K slice.
 pub(crate) fn copy_row<R: Element>(layout: &OutputLayout, surfaces: &[u8], m: u32, out: &mut [R]) {
     debug_assert_eq!(layout.k_slices(), 1, "rounded results are not added");
-    for piece in layout.row_pieces(m) {
-        R::load(piece.bytes(surfaces, 0), piece.target(out));
-    }
+    layout.load_row(m, 0, surfaces, out);
 }

@@ -6,7 +6,7 @@ use ork_layout::{Element, Format, Int4, OutputLayout};
 use ork_plan::{HostWork, Lowered, Product};
 use ork_synth::OutputStage;
 
-use crate::accumulate::{copy_row, widened_row};
+use crate::accumulate::{copy_row, widened_row_as};
 use crate::driver::{Driver, Job, Loaded, NARROW_SUM_K_MAX, check_len};
 use crate::{DriverError, Weight};
 
@@ -210,7 +210,7 @@ impl Driver {
         let weight = self.load_slice("operand", lowered.format, size, b)?;
         let mut out = vec![W::default(); size.m * size.n];
         let read_row = |outputs: &OutputLayout, surfaces: &[u8], row: u32, out: &mut [W]| {
-            out.copy_from_slice(&widened_row::<S, W>(outputs, surfaces, row));
+            widened_row_as::<S, W, W>(outputs, surfaces, row, out, |sum| sum);
         };
         self.multiply(&weight, size.m, a, &mut out, OutputStage::Plain, read_row)?;
         Ok(out)

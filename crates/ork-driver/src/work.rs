@@ -6,7 +6,7 @@ use ork_layout::{Element, Format, Int4, OutputLayout};
 use ork_plan::Datapath;
 use ork_synth::OutputStage;
 
-use crate::accumulate::{copy_row, widened_row};
+use crate::accumulate::{copy_row, widened_row_as};
 use crate::driver::{Driver, check_len};
 use crate::transitions::Operation;
 use crate::{DriverError, Requantise, Weight};
@@ -124,8 +124,7 @@ impl Driver {
         W: Copy + Default + std::ops::AddAssign + From<S>,
     {
         let read_row = |outputs: &OutputLayout, surfaces: &[u8], row: u32, out: &mut [R]| {
-            let sums = widened_row::<S, W>(outputs, surfaces, row);
-            out.iter_mut().zip(sums).for_each(|(out, sum)| *out = result(sum));
+            widened_row_as::<S, W, R>(outputs, surfaces, row, out, &result);
         };
         self.multiply(weight, m, a, out, OutputStage::Plain, read_row)
     }

@@ -64,7 +64,7 @@ fn plain(tier: Tier, (k, n): (usize, usize), slices: &[u32], rows: &[f32], basis
                 // Channels of a block follow each other, the even one in the low half.
                 bytes[at] |= nibble << (4 * (place % 2));
             } else if half {
-                let keep = if at % 2 == 0 { 0xF0 } else { 0x0F };
+                let keep = if at.is_multiple_of(2) { 0xF0 } else { 0x0F };
                 bytes[at / 2] = (bytes[at / 2] & keep) | nibble << (4 * (at % 2));
             } else {
                 bytes[at] = code.cast_unsigned();

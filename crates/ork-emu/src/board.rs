@@ -510,3 +510,38 @@ impl Inner {
         waiting.push(Arc::downgrade(job));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `uapi.md` A.10: a soft reset first tries a lock; while another one is under way it returns at once and does
+    /// nothing.
+    #[test]
+    fn a_reset_during_a_reset_returns_at_once() {
+        let board = Board::new(&EmuOptions::default());
+        let inner = &board.0;
+        let pulses = || inner.cores.iter().filter(|core| core.reset_due.load(Relaxed)).count();
+        std::thread::scope(|scope| {
+            // Jobs are being queued: the first reset is under way until that is over.
+            let order = inner.order.lock();
+            let first = scope.spawn(|| inner.reset());
+            while !inner.resetting.load(Relaxed) || board.clock_ns() == 0 {
+                std::thread::yield_now();
+            }
+            (0..3).for_each(|_| inner.reset());
+            assert!(!first.is_finished());
+            assert_eq!(
+                (board.clock_ns(), pulses()),
+                (100_000_000, 0),
+                "one reset, which has not come to the lines"
+            );
+            drop(order);
+            first.join().expect("a reset does not fail");
+        });
+        assert_eq!((board.clock_ns(), pulses()), (100_000_000, inner.cores.len()));
+        // Afterwards the lock is free again.
+        inner.reset();
+        assert_eq!(board.clock_ns(), 200_000_000);
+    }
+}

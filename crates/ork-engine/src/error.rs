@@ -43,6 +43,9 @@ pub enum EngineError {
         /// The backend's error.
         source: BackendError,
     },
+    /// Whoever looked at the activations did not want to go on.
+    #[error("the observer of the activations ended the evaluation")]
+    ObserverEnded,
     /// An option has a value that makes no sense.
     #[error("{option} = {value}: {why}")]
     InvalidOption {

@@ -8,6 +8,7 @@ use crate::model::Model;
 use crate::watch::{Watcher, WeightProduct};
 use ork_engine_options::ContextOptions;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A product of a weight and activations, in one evaluation.
@@ -36,6 +37,7 @@ pub trait Observer: Send {
 pub struct Observation<'m, O> {
     context: Context<'m>,
     observer: Arc<Mutex<O>>,
+    ended: Arc<AtomicBool>,
 }
 
 impl<O> std::fmt::Debug for Observation<'_, O> {
@@ -44,7 +46,7 @@ impl<O> std::fmt::Debug for Observation<'_, O> {
     }
 }
 
-struct Shared<O>(Arc<Mutex<O>>);
+struct Shared<O>(Arc<Mutex<O>>, Arc<AtomicBool>);
 
 fn observed(product: &WeightProduct<'_>) -> ObservedProduct {
     ObservedProduct { weight: product.weight(), k: product.k(), input: product.input() }
@@ -53,6 +55,10 @@ fn observed(product: &WeightProduct<'_>) -> ObservedProduct {
 impl<O: Observer> Watcher for Shared<O> {
     fn wants(&mut self, product: &WeightProduct<'_>) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).wants(&observed(product))
+    }
+
+    fn ended(&self) {
+        self.1.store(true, Ordering::Relaxed);
     }
 
     fn take(&mut self, product: &WeightProduct<'_>, rows: &[f32]) -> ControlFlow<()> {
@@ -67,19 +73,28 @@ impl<'m, O: Observer + 'static> Observation<'m, O> {
     /// [`EngineError::Context`], [`EngineError::InvalidOption`].
     pub fn new(model: &'m Model, options: &ContextOptions, observer: O) -> Result<Self, EngineError> {
         let observer = Arc::new(Mutex::new(observer));
-        let watcher = Box::new(Shared(Arc::clone(&observer)));
-        Ok(Self { context: Context::open_watched(model, options, Some(watcher))?, observer })
+        let ended = Arc::new(AtomicBool::new(false));
+        let watcher = Box::new(Shared(Arc::clone(&observer), Arc::clone(&ended)));
+        Ok(Self { context: Context::open_watched(model, options, Some(watcher))?, observer, ended })
     }
 
     /// Evaluates tokens in an emptied context, with logits after each, so that the output matrix sees every position.
     ///
     /// # Errors
-    /// As [`crate::logits`]; also when the observer ended the evaluation.
+    /// As [`crate::logits`]; [`EngineError::ObserverEnded`] when the observer ended the evaluation, or panicked.
     pub fn evaluate(&mut self, tokens: &[i32]) -> Result<(), EngineError> {
         self.context.clear();
         self.context.admit(tokens)?;
         let batch = self.context.batch_tokens();
-        tokens.chunks(batch).try_for_each(|chunk| self.context.evaluate(chunk, Outputs::All))
+        self.ended.store(false, Ordering::Relaxed);
+        for chunk in tokens.chunks(batch) {
+            let evaluated = self.context.evaluate(chunk, Outputs::All);
+            if self.ended.load(Ordering::Relaxed) {
+                return Err(EngineError::ObserverEnded);
+            }
+            evaluated?;
+        }
+        Ok(())
     }
 
     /// The observer.

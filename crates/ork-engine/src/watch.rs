@@ -81,6 +81,10 @@ pub(crate) trait Watcher: Send {
     /// Whether the activations of a product are to be handed over. Asked for every product of every graph.
     fn wants(&mut self, product: &WeightProduct<'_>) -> bool;
 
+    /// Told that the evaluation is being ended: by a `Break`, or because a call here panicked. llama.cpp reports such an
+    /// evaluation as a success.
+    fn ended(&self);
+
     /// The activations of a wanted product. `Break` ends the evaluation.
     fn take(&mut self, product: &WeightProduct<'_>, rows: &[f32]) -> ControlFlow<()>;
 }
@@ -109,6 +113,10 @@ pub(crate) unsafe extern "C" fn on_node(node: *mut sys::ggml_tensor, ask: bool, 
         }
         watch.watcher.take(&product, &watch.rows).is_continue()
     }));
+    let go_on = answer.as_ref().is_ok_and(|go_on| *go_on || ask);
+    if !go_on {
+        watch.watcher.ended();
+    }
     answer.unwrap_or(false)
 }
 

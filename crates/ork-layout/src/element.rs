@@ -66,6 +66,16 @@ macro_rules! whole_bytes {
 
             #[inline]
             fn store(source: &[Self], target: &mut [u8]) {
+                // Cubes are stored atom by atom; a known length makes it one vector move.
+                const ATOM: usize = 16 / size_of::<$type>();
+                if let (Ok(source), Ok(target)) =
+                    (<&[Self; ATOM]>::try_from(source), <&mut [u8; 16]>::try_from(&mut *target))
+                {
+                    for (bytes, element) in target.as_chunks_mut().0.iter_mut().zip(source) {
+                        *bytes = element.to_le_bytes();
+                    }
+                    return;
+                }
                 for (bytes, element) in target.as_chunks_mut().0.iter_mut().zip(source) {
                     *bytes = element.to_le_bytes();
                 }
@@ -73,6 +83,15 @@ macro_rules! whole_bytes {
 
             #[inline]
             fn load(source: &[u8], target: &mut [Self]) {
+                const ATOM: usize = 16 / size_of::<$type>();
+                if let (Ok(source), Ok(target)) =
+                    (<&[u8; 16]>::try_from(source), <&mut [Self; ATOM]>::try_from(&mut *target))
+                {
+                    for (element, bytes) in target.iter_mut().zip(source.as_chunks().0) {
+                        *element = Self::from_le_bytes(*bytes);
+                    }
+                    return;
+                }
                 for (element, bytes) in target.iter_mut().zip(source.as_chunks().0) {
                     *element = Self::from_le_bytes(*bytes);
                 }
@@ -128,9 +147,13 @@ impl Element for Int4 {
     /// behind an odd number of elements becomes 0.
     #[inline]
     fn store(source: &[Self], target: &mut [u8]) {
-        for (byte, pair) in target.iter_mut().zip(source.chunks(2)) {
-            let nibble = |index: usize| pair.get(index).map_or(0, |element| element.0.cast_unsigned() & 0xF);
-            *byte = nibble(0) | nibble(1) << 4;
+        let nibble = |element: Self| element.0.cast_unsigned() & 0xF;
+        let (pairs, rest) = source.as_chunks::<2>();
+        for (byte, [low, high]) in target.iter_mut().zip(pairs) {
+            *byte = nibble(*low) | nibble(*high) << 4;
+        }
+        if let ([last], Some(byte)) = (rest, target.get_mut(pairs.len())) {
+            *byte = nibble(*last);
         }
     }
 

@@ -209,11 +209,42 @@ impl FeatureLayout {
     /// If `row` does not hold K elements of the layout's precision, or `features` is shorter than the layout.
     pub fn write_row<T: Element>(&self, m: u32, row: &[T], features: &mut [u8]) {
         self.check::<T>(row.len());
+        if let FeatureForm::Cube { surface_rows } = self.form {
+            return self.write_atoms(m, surface_rows, row, features);
+        }
         for piece in self.row_pieces(m) {
             let elements = &row[piece.k.start as usize..piece.k.end as usize];
             debug_assert_eq!(stored_bytes::<T>(elements.len()), piece.data.len());
             T::store(elements, &mut features[piece.data]);
             features[piece.padding].fill(0);
+        }
+    }
+
+    /// [`write_row`](Self::write_row) into a cube, whose pieces are single atoms.
+    fn write_atoms<T: Element>(&self, m: u32, surface_rows: u32, row: &[T], features: &mut [u8]) {
+        const ATOM: usize = ATOM_BYTES as usize;
+        let per_atom = self.format.input_per_atom() as usize;
+        let pitch = host(u64::from(surface_rows) * ATOM_BYTES);
+        for (index, slice) in self.slices.iter().enumerate() {
+            let mut at = host(self.row_offset(index, m));
+            let real = &row[host(slice.k0.into())..][..host(slice.real.into())];
+            let whole = real.chunks_exact(per_atom);
+            let rest = whole.remainder();
+            for atom in whole {
+                T::store(atom, &mut features[at..at + ATOM]);
+                at += pitch;
+            }
+            let mut left = (slice.len as usize).div_ceil(per_atom) - real.len() / per_atom;
+            if !rest.is_empty() {
+                let place = &mut features[at..at + ATOM];
+                place.fill(0);
+                T::store(rest, &mut place[..stored_bytes::<T>(rest.len())]);
+                (at, left) = (at + pitch, left - 1);
+            }
+            for _ in 0..left {
+                features[at..at + ATOM].fill(0);
+                at += pitch;
+            }
         }
     }
 

@@ -3,8 +3,8 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use crate::Format;
 use crate::weight::{host, host_range};
+use crate::{Element, Format};
 
 /// A run of output columns that one core computes with its own programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -281,6 +281,35 @@ impl OutputLayout {
                 m,
             })
         })
+    }
+}
+
+/// A row of one K slice at once: what [`OutputLayout::row_pieces`] walks piece by piece, for forms whose pieces are as
+/// small as an atom.
+impl OutputLayout {
+    /// Reads the partial results of row `m` that a K slice left, without padding.
+    ///
+    /// # Panics
+    /// If the row or the slice does not exist, `out` does not hold N results of the layout's precision, or `surfaces` is
+    /// shorter than the layout.
+    pub fn load_row<S: Element>(&self, m: u32, k_slice: u32, surfaces: &[u8], out: &mut [S]) {
+        assert!(m < self.rows, "row {m} of {}", self.rows);
+        assert_eq!(out.len() as u64, u64::from(self.n), "one row has N elements");
+        assert_eq!(S::RESULT, self.format.output(), "results of {}", self.format);
+        let element = self.format.output_bytes() as usize;
+        for (index, segment) in self.segments.iter().enumerate() {
+            let run = self.run(index);
+            let start = self.surface(index, k_slice).start;
+            let first = self.in_surface(index, k_slice, m, 0);
+            // Runs lie equally far apart in every form.
+            let pitch = if run < segment.cols { self.in_surface(index, k_slice, m, run) - first } else { 0 };
+            let (mut at, pitch) = (host(start + first), host(pitch));
+            let columns = host(segment.n0.into())..host(self.n.min(segment.n0 + segment.cols).into());
+            for target in out[columns].chunks_mut(run as usize) {
+                S::load(&surfaces[at..at + target.len() * element], target);
+                at += pitch;
+            }
+        }
     }
 }
 

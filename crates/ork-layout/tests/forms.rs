@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use half::{bf16, f16};
+use ork_isa::Precision;
 use ork_layout::{
     ColumnSegment, Element, FeatureForm, FeatureLayout, Format, Int4, OutputForm, OutputLayout, WeightLayout,
     stored_bytes,
@@ -282,5 +283,31 @@ fn check_pieces(layout: &OutputLayout) {
             }
         }
         assert_eq!(next, layout.n());
+    }
+    match layout.format().output() {
+        Precision::Int8 => check_rows::<i8>(layout),
+        Precision::Int16 => check_rows::<i16>(layout),
+        Precision::Int32 => check_rows::<i32>(layout),
+        Precision::Fp16 => check_rows::<f16>(layout),
+        Precision::Fp32 => check_rows::<f32>(layout),
+        other => panic!("{other:?} is no result"),
+    }
+}
+
+/// A row that is loaded at once has the element of every offset.
+fn check_rows<S: Element>(layout: &OutputLayout) {
+    let bytes: Vec<u8> = (0..layout.bytes() as u32).map(|at| (mixed(at, 7) as u8) & 0x3F).collect();
+    let element = layout.format().output_bytes() as usize;
+    for m in 0..layout.rows() {
+        for slice in 0..layout.k_slices() {
+            let mut row = vec![S::default(); layout.n() as usize];
+            layout.load_row(m, slice, &bytes, &mut row);
+            for (n, found) in (0..).zip(&row) {
+                let at = layout.offset(m, n, slice) as usize;
+                let mut expected = [S::default()];
+                S::load(&bytes[at..at + element], &mut expected);
+                assert_eq!(*found, expected[0], "row {m}, column {n}, slice {slice}");
+            }
+        }
     }
 }

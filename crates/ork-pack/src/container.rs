@@ -6,7 +6,7 @@ use std::fs::File;
 use std::ops::Deref;
 use std::path::Path;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -49,6 +49,20 @@ impl Bytes {
         // shortens the file in place could end this process with SIGBUS, as with every mapped file.
         let map = unsafe { Mmap::map(&file) }.map_err(PackError::io("map", path))?;
         Ok(Self::Mapped(map))
+    }
+
+    /// Says that a section is not needed for now, so that its pages leave this process.
+    pub(crate) fn release(&self, section: &Section) {
+        let Self::Mapped(map) = self else { return };
+        let start = section.offset.next_multiple_of(PAGE);
+        let end = section.offset.saturating_add(section.bytes).min(map.len() as u64) / PAGE * PAGE;
+        if start < end {
+            // SAFETY: the mapping is read-only and of a file: dropped pages come back with the same bytes. A refusal only
+            // means that they stay.
+            _ = unsafe {
+                map.unchecked_advise_range(UncheckedAdvice::DontNeed, start as usize, (end - start) as usize)
+            };
+        }
     }
 }
 

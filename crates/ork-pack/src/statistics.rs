@@ -233,8 +233,10 @@ impl StatisticsFile {
         let squares = values.by_ref().take(entry.k as usize).collect();
         let lengths = TensorStatistics::band_lengths(entry.k as usize, entry.collect);
         let bands = lengths.into_iter().map(|length| values.by_ref().take(length).collect()).collect();
-        TensorStatistics::from_parts(entry.rows, ranges, squares, bands)
-            .map_err(|error| wrong(&error.to_string()))
+        let tensor = TensorStatistics::from_parts(entry.rows, ranges, squares, bands)
+            .map_err(|error| wrong(&error.to_string()))?;
+        self.bytes.release(&entry.sums);
+        Ok(tensor)
     }
 }
 

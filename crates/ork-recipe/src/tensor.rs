@@ -43,7 +43,7 @@ pub(crate) fn pack_tensor(
     let tile = |source| RecipeError::Tile { weight: name.to_owned(), source };
     let codes_of_its_own = scheme.method == Method::Gptq || scheme.clip == ClipRule::SelfTuning;
     match scheme.tier {
-        Tier::W8A8 => Ok((tile_w8a8(layout, rows).map_err(&tile)?, ClipReport::default())),
+        Tier::W8A8 => Ok((tile_w8a8(layout, rows).map_err(tile)?, ClipReport::default())),
         Tier::I4A8 { codebook } if !codes_of_its_own => {
             let tiled = tile_i4a8(layout, codebook, scheme.method, aids.importance, rows);
             Ok((tiled.map_err(tile)?, ClipReport::default()))

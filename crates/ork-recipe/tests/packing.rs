@@ -109,7 +109,7 @@ fn product_error(source: &Generated, pack: &Pack, name: &str) -> f64 {
     let (basis, scales) = (tensor.basis().unwrap(), tensor.scales().unwrap());
     let x = activations(name, k, 450).split_off(400 * k);
     let (mut error, mut total) = (0f64, 0f64);
-    for channel in 0..n {
+    for (channel, weight_scale) in scales.iter().enumerate().take(n) {
         let mut codes = vec![Int4::default(); k];
         layout.unpack_channel(channel as u32, tensor.data(), &mut codes);
         let mut weights = vec![0f32; k];
@@ -122,7 +122,7 @@ fn product_error(source: &Generated, pack: &Pack, name: &str) -> f64 {
             let scale = ork_quant::quantise_native_activation(&row, &mut quantised).unwrap();
             let sum: i32 =
                 quantised.iter().zip(&codes).map(|(a, w)| i32::from(*a) * i32::from(w.get())).sum();
-            let found = f64::from(sum) * f64::from(scale.get()) * f64::from(scales[channel].get());
+            let found = f64::from(sum) * f64::from(scale.get()) * f64::from(weight_scale.get());
             error += (wanted - found).powi(2);
             total += wanted.powi(2);
         }
