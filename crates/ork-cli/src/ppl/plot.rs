@@ -203,7 +203,7 @@ fn panel(name: &str, x: Axis, y: Axis, mut points: Vec<Point>, top: f64) -> Grou
     }
     let mut place = top + 14.0;
     for computed in [Computed::Cpu, Computed::SimulatedNpu, Computed::Npu] {
-        let Some(colour) = points.iter().any(|point| point.computed == computed).then(|| match computed {
+        let Some(colour) = points.iter().any(|point| point.computed == computed).then_some(match computed {
             Computed::Cpu => "#2b6cb0",
             Computed::SimulatedNpu => "#c05621",
             Computed::Npu => "#276749",
