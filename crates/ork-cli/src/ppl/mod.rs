@@ -126,10 +126,9 @@ impl Task {
                 ..Row::default()
             });
         }
-        if !args.only.is_empty()
-            && let Some(name) = args.only.iter().find(|name| !rows.iter().any(|row| row.name == **name)) {
-                return Err(Failure::usage(format!("--only {name}: there is no row of this name")));
-            }
+        if let Some(name) = args.only.iter().find(|name| !rows.iter().any(|row| row.name == **name)) {
+            return Err(Failure::usage(format!("--only {name}: there is no row of this name")));
+        }
         if rows.is_empty() {
             return Err(Failure::usage(
                 "nothing to evaluate: give -m MODEL, --row NAME=MODEL or --table FILE",

@@ -173,11 +173,7 @@ fn panel(name: &str, x: Axis, y: Axis, mut points: Vec<Point>, top: f64) -> Grou
     let mut labels: Vec<(f64, f64, f64)> = Vec::new();
     for point in &points {
         let (px, py) = (across(point.x), down(point.y));
-        let colour = match point.computed {
-            Computed::Cpu => "#2b6cb0",
-            Computed::SimulatedNpu => "#c05621",
-            Computed::Npu => "#276749",
-        };
+        let colour = colour(point.computed);
         if y.scale == Scale::Linear && point.error > 0.0 {
             group = group.add(stroke(
                 (px, down(point.y + point.error)),
@@ -203,13 +199,10 @@ fn panel(name: &str, x: Axis, y: Axis, mut points: Vec<Point>, top: f64) -> Grou
     }
     let mut place = top + 14.0;
     for computed in [Computed::Cpu, Computed::SimulatedNpu, Computed::Npu] {
-        let Some(colour) = points.iter().any(|point| point.computed == computed).then_some(match computed {
-            Computed::Cpu => "#2b6cb0",
-            Computed::SimulatedNpu => "#c05621",
-            Computed::Npu => "#276749",
-        }) else {
+        if !points.iter().any(|point| point.computed == computed) {
             continue;
-        };
+        }
+        let colour = colour(computed);
         group = group
             .add(
                 Circle::new().set("cx", WIDTH - 125.0).set("cy", place - 4.0).set("r", 4).set("fill", colour),
@@ -218,6 +211,14 @@ fn panel(name: &str, x: Axis, y: Axis, mut points: Vec<Point>, top: f64) -> Grou
         place += 18.0;
     }
     group
+}
+
+fn colour(computed: Computed) -> &'static str {
+    match computed {
+        Computed::Cpu => "#2b6cb0",
+        Computed::SimulatedNpu => "#c05621",
+        Computed::Npu => "#276749",
+    }
 }
 
 fn text(content: &str, x: f64, y: f64, anchor: &str) -> Text {
