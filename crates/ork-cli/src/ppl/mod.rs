@@ -48,7 +48,7 @@ pub(crate) struct PplArgs {
     /// Evaluate rows that were calibrated with this very text; the report says so
     #[arg(long)]
     allow_seen: bool,
-    /// A row of the table: NAME=MODEL[,route=R][,pack=P][,scheme=S][,calibrated=TEXT][,note=N][,KEY=VALUE...]
+    /// A row of the table: `NAME=MODEL[,route=R][,pack=P][,scheme=S][,calibrated=TEXT][,note=N][,KEY=VALUE...]`
     #[arg(long = "row", value_name = "ROW")]
     rows: Vec<String>,
     /// Rows, text and reference from a TOML file
