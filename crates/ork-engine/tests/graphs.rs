@@ -556,6 +556,12 @@ fn foreign_weights_are_packed_for_each_call_if_asked() {
         assert!(worst(&get_f32(one.out), &want) < 1e-5);
         assert_eq!(counts.live.load(SeqCst), 0);
     }
+    // Not for next to nothing.
+    let few = OneMatMul::new(&Case { n: 5, m: 3, batch: [1, 1], ..case }, cpu_type());
+    assert!(!unsafe { sys::ggml_backend_supports_op(stream.0, few.out) });
+    assert_eq!(backend.census().declined("MUL_MAT", DeclineReason::FewResults), 1);
+    let enough = OneMatMul::new(&Case { n: 4, m: 4, batch: [1, 1], ..case }, cpu_type());
+    assert!(unsafe { sys::ggml_backend_supports_op(stream.0, enough.out) });
 }
 
 #[test]

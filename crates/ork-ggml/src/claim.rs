@@ -16,6 +16,10 @@ use crate::decline::Decline;
 use crate::device::buffer_type_name;
 use crate::options::{ForeignWeights, Route};
 
+/// Fewest results of a product with a matrix that is packed for it alone. Packing costs more than such a product, and its
+/// error, which is small beside the results together, may be large beside a single one that is near zero.
+const FOREIGN_RESULTS_MIN: u64 = 16;
+
 /// What an accepted question was about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accepted {
@@ -132,6 +136,10 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         }
         Home::Foreign => {
             precise()?;
+            let results = u64::try_from(op.ne.iter().product::<i64>()).unwrap_or(0);
+            if results < FOREIGN_RESULTS_MIN {
+                return Err(Decline::FewResults { results, min: FOREIGN_RESULTS_MIN });
+            }
             within_limits(backend, weight)?;
             rows_worth_it(backend.route(), m)
         }

@@ -64,6 +64,14 @@ pub enum Decline {
     /// The host forbids eight bits for the activation.
     #[error("the activation must keep more than eight bits")]
     Precision,
+    /// The matrix would be packed for this product alone, which gives next to nothing.
+    #[error("{results} results are fewer than the {min} for which a matrix is packed anew")]
+    FewResults {
+        /// Results of the product.
+        results: u64,
+        /// Fewest that are taken.
+        min: u64,
+    },
     /// The weight's name matches an exclusion of the options.
     #[error("{name} is excluded by pattern {pattern}")]
     Excluded {
@@ -107,6 +115,7 @@ impl Decline {
             Self::ResultLayout => DeclineReason::ResultLayout,
             Self::Hint { .. } => DeclineReason::Hint,
             Self::Precision => DeclineReason::Precision,
+            Self::FewResults { .. } => DeclineReason::FewResults,
             Self::Excluded { .. } => DeclineReason::Excluded,
             Self::Limit { .. } => DeclineReason::Limit,
             Self::Unavailable { .. } => DeclineReason::Unavailable,
@@ -133,6 +142,7 @@ pub enum DeclineReason {
     ResultLayout,
     Hint,
     Precision,
+    FewResults,
     Excluded,
     Limit,
     Unavailable,
@@ -155,6 +165,7 @@ impl DeclineReason {
             Self::ResultLayout => "result_layout",
             Self::Hint => "hint",
             Self::Precision => "precision",
+            Self::FewResults => "few_results",
             Self::Excluded => "excluded",
             Self::Limit => "limit",
             Self::Unavailable => "unavailable",
