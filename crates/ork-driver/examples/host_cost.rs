@@ -8,34 +8,20 @@
 #![allow(clippy::print_stdout, reason = "an example talks")]
 #![allow(clippy::unwrap_used, reason = "an example may stop")]
 
+mod idle;
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use ork_device::{Board, Coherency, Device, DeviceOptions, EmuOptions};
 use ork_driver::{Driver, DriverCounters, DriverOptions, MatmulGroup, Requantise, Weight, Work};
-use ork_emu::{Bus, Engine, JobEnd, JobOutcome, JobStats, PcJob};
+use ork_emu::Engine;
 use ork_isa::soc::RK3588;
 use ork_layout::{Element, FeatureForm, FeatureLayout, Format, Int4};
 use ork_plan::{Decision, PlanOptions, Problem, decide, weight_layout};
 
-/// A core that is done at once.
-struct Idle;
-
-impl Engine for Idle {
-    fn reset(&mut self) {}
-
-    fn run(&mut self, _: &dyn Bus, job: &PcJob) -> JobOutcome {
-        JobOutcome {
-            end: JobEnd::Done,
-            tasks_done: job.tasks,
-            int_status: job.int_mask,
-            modelled_us: 0.0,
-            diagnoses: Vec::new(),
-            stats: JobStats::default(),
-        }
-    }
-}
+use idle::Idle;
 
 fn driver(cores: u8) -> Driver {
     let engines: [Box<dyn Engine>; 3] = [Box::new(Idle), Box::new(Idle), Box::new(Idle)];
