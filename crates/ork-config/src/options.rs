@@ -26,11 +26,11 @@ pub struct Config {
     pub calibrate: CalibrateOptions,
     /// How packs are written.
     pub pack: PackOptions,
-    /// What the plug-in for llama.cpp's own programs prints.
+    /// The plug-in for llama.cpp's own programs.
     pub plugin: Plugin,
 }
 
-/// What the plug-in for llama.cpp's own programs prints; it has no command line.
+/// The plug-in for llama.cpp's own programs; it has no command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Plugin {
@@ -38,6 +38,8 @@ pub struct Plugin {
     pub log: PluginLog,
     /// What is printed to standard error when the program ends.
     pub report: PluginReport,
+    /// Whether there is a second device that takes whole graphs, for RPC servers.
+    pub node: bool,
 }
 
 /// The least serious events that the plug-in logs.
@@ -175,6 +177,7 @@ pub const OPTIONS: &[OptionDef] = &[
     keyed("offload.foreign_weights", "decline|pack_per_call", "Matrices in plain CPU memory: leave them, or pack them for each product (slow; ggml's backend test needs it)"),
     keyed("plugin.log", "off|error|warn|info|debug|trace", "What the plug-in for llama.cpp's own programs logs to standard error"),
     keyed("plugin.report", "off|summary|table", "What the plug-in prints to standard error when the program ends"),
+    keyed("plugin.node", "true|false", "Whether the plug-in adds the device ORK_NODE, which takes whole graphs, for llama.cpp's RPC server"),
     keyed("load.mmap", "true|false", "Map the model file instead of reading it"),
     keyed("device.dev_root", "PATH", "Where device nodes are searched"),
     keyed("device.exclusive", "true|false", "Lock a real device against a second program"),

@@ -26,6 +26,8 @@ pub const TYPE_I32: c_int = 26;
 pub const STATUS_FAILED: c_int = -1;
 pub const STATUS_SUCCESS: c_int = 0;
 
+pub const DEVICE_TYPE_CPU: c_int = 0;
+pub const DEVICE_TYPE_GPU: c_int = 1;
 pub const DEVICE_TYPE_ACCEL: c_int = 3;
 
 pub const USAGE_WEIGHTS: c_int = 1;
@@ -67,6 +69,13 @@ pub struct Tensor {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Graph {
+    _opaque: [u8; 0],
+}
+
+/// What shares a graph out between streams; opaque.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Scheduler {
     _opaque: [u8; 0],
 }
 

@@ -8,6 +8,7 @@ use crate::device::Tables;
 use crate::error::{BackendError, InitError, in_full};
 use crate::host::{Host, OpCodes};
 use crate::mapping;
+use crate::node::GraphHost;
 use crate::options::{BackendOptions, ForeignWeights, Route};
 use crate::pack::{Absent, ModelPack, PackUseError};
 use std::any::Any;
@@ -91,6 +92,16 @@ impl OrkBackend {
     /// The device, for use without the registry.
     pub fn device(&self) -> *mut abi::Device {
         self.tables().device()
+    }
+
+    /// Registers a second device, `ORK_NODE`, that takes whole graphs: what it cannot multiply, the host's CPU
+    /// computes. For RPC servers, which give a graph to one device. To be called before the registration is handed over.
+    pub fn serve_graphs(&self, host: GraphHost) {
+        let description =
+            self.accelerator().map_or_else(|_| String::new(), |accelerator| accelerator.describe());
+        // SAFETY: a backend lives for ever, see `new`.
+        let forever: &'static Self = unsafe { &*std::ptr::from_ref(self) };
+        self.tables().add_node(forever, host, &format!("{description} and the CPU"));
     }
 
     pub(crate) fn tables(&self) -> &Tables {

@@ -18,8 +18,9 @@ use crate::host::ElementType;
 use crate::memory::HostMemory;
 use crate::pack::{Absent, ModelPack, PackMiss};
 use crate::software::SoftwareWeight;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -33,6 +34,8 @@ pub(crate) enum Residency {
     Resident,
     /// Packed copy, and ggml's bytes in host memory.
     Shared,
+    /// The same, among tensors of all kinds: what is a weight is found out when a product names it.
+    Node,
 }
 
 /// A weight ready to multiply by, with what is needed to name it.
@@ -224,10 +227,12 @@ pub(crate) struct OrkBuffer {
     /// The pack of the model file that the memory is.
     pack: Option<Arc<ModelPack>>,
     weights: RwLock<HashMap<usize, Arc<Weight>>>,
-    /// Offsets of the weights that were offered to the accelerator, taken or not.
-    offered: Mutex<HashSet<usize>>,
+    /// The weights that were offered to the accelerator, taken or not: offsets and bytes.
+    offered: Mutex<HashMap<usize, usize>>,
     /// Bytes written so far of tensors that arrive in pieces, by offset.
     partial: Mutex<HashMap<usize, usize>>,
+    /// What the graph writes that is planned or run.
+    results: Mutex<Vec<Range<usize>>>,
 }
 
 impl OrkBuffer {
@@ -264,6 +269,7 @@ impl OrkBuffer {
             weights: RwLock::default(),
             offered: Mutex::default(),
             partial: Mutex::default(),
+            results: Mutex::default(),
         }
     }
 
@@ -274,11 +280,22 @@ impl OrkBuffer {
         let usage = unsafe { tensor.buffer.as_ref() }.map(|buffer| buffer.usage);
         let (start, room) = self.locate(tensor, 0);
         let whole = tensor.view_src.is_null() && shape.matrices * shape.matrix_bytes() <= room;
-        if self.residency != Residency::Shared || usage != Some(abi::USAGE_WEIGHTS) || !whole {
+        let weight = match self.residency {
+            Residency::Resident => false,
+            Residency::Shared => usage == Some(abi::USAGE_WEIGHTS),
+            Residency::Node => tensor.op == self.backend.ops().none,
+        };
+        if !weight || !whole {
             return false;
         }
+        let end = start + shape.matrices * shape.matrix_bytes();
+        let results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        if results.iter().any(|result| result.start < end && start < result.end) {
+            return false;
+        }
+        drop(results);
         let unfinished = self.partial.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&start);
-        if unfinished || self.offered.lock().unwrap_or_else(PoisonError::into_inner).contains(&start) {
+        if unfinished || self.offered.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&start) {
             return false;
         }
         // SAFETY: the host has loaded its model before it plans work with it, and the bytes are in our memory.
@@ -322,17 +339,37 @@ impl OrkBuffer {
         self.memory.start.as_ptr().cast()
     }
 
+    /// Where the `size` bytes of a tensor of this buffer lie in it.
+    pub(crate) fn span(&self, tensor: &abi::Tensor, size: usize) -> Range<usize> {
+        let (at, room) = self.locate(tensor, 0);
+        at..at + size.min(room)
+    }
+
+    /// The graph that is about to be planned writes these bytes, until the next call.
+    pub(crate) fn will_be_written(&self, spans: Vec<Range<usize>>) {
+        for span in &spans {
+            self.forget(span.start, span.len());
+        }
+        *self.results.lock().unwrap_or_else(PoisonError::into_inner) = spans;
+    }
+
     /// The weight at a tensor's address, if it was taken.
     pub(crate) fn weight_at(&self, data: *const c_void) -> Option<Arc<Weight>> {
         let offset = (data as usize).checked_sub(self.base() as usize)?;
         self.weights.read().unwrap_or_else(PoisonError::into_inner).get(&offset).cloned()
     }
 
-    /// Drops every weight whose bytes start in the range: its source is about to change.
+    /// Drops every weight some of whose bytes are in the range: its source is about to change.
     fn forget(&self, offset: usize, len: usize) {
-        let outside = |at: usize| at < offset || at >= offset + len;
-        self.weights.write().unwrap_or_else(PoisonError::into_inner).retain(|at, _| outside(*at));
-        self.offered.lock().unwrap_or_else(PoisonError::into_inner).retain(|at| outside(*at));
+        let outside = |at: usize, bytes: usize| at + bytes.max(1) <= offset || at >= offset + len;
+        let mut offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = offered.len();
+        offered.retain(|at, bytes| outside(*at, *bytes));
+        // Nothing was taken that had not been offered.
+        if offered.len() < before {
+            let mut weights = self.weights.write().unwrap_or_else(PoisonError::into_inner);
+            weights.retain(|at, _| offered.iter().any(|(start, bytes)| (*start..start + bytes).contains(at)));
+        }
     }
 
     /// The address of byte `offset` of `tensor`, and how many bytes of our memory follow it.
@@ -361,7 +398,8 @@ impl OrkBuffer {
         }
         // SAFETY: `tensor` is a live tensor of the host.
         let total = unsafe { (self.backend.host().ggml_nbytes)(tensor) };
-        let shape = (usage == abi::USAGE_WEIGHTS).then(|| self.as_weight(tensor)).flatten();
+        let taken_now = usage == abi::USAGE_WEIGHTS && self.residency != Residency::Node;
+        let shape = taken_now.then(|| self.as_weight(tensor)).flatten();
         let Some(shape) = shape else {
             self.forget(at, size.max(1));
             // SAFETY: `at + size` is inside our memory, checked above; the host hands us `size` bytes.
@@ -407,9 +445,10 @@ impl OrkBuffer {
         let bytes = shape.matrix_bytes();
         // Held until all is done, so that two contexts do not pack one weight twice.
         let mut offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
-        if !offered.insert(start) {
+        if offered.contains_key(&start) {
             return Ok(());
         }
+        offered.insert(start, shape.matrices * bytes);
         for index in 0..shape.matrices {
             // SAFETY: inside the weight.
             let source = unsafe { source.add(index * bytes) };
@@ -417,7 +456,7 @@ impl OrkBuffer {
             unsafe { self.take(&shape.matrix(index), start + index * bytes, bytes, source) }?;
         }
         // A stack of which only some matrices found room is of no use: the CPU computes the whole of it.
-        if self.residency == Residency::Shared {
+        if self.residency != Residency::Resident {
             let mut weights = self.weights.write().unwrap_or_else(PoisonError::into_inner);
             if !(0..shape.matrices).all(|index| weights.contains_key(&(start + index * bytes))) {
                 weights.retain(|at, _| *at < start || *at >= start + shape.matrices * bytes);
@@ -465,7 +504,7 @@ impl OrkBuffer {
             match loaded {
                 Ok(loaded) => Some(loaded),
                 Err(BackendError::Load { source, name, .. })
-                    if self.residency == Residency::Shared && source.kind() == AccelErrorKind::NoRoom =>
+                    if self.residency != Residency::Resident && source.kind() == AccelErrorKind::NoRoom =>
                 {
                     backend.counters().no_room();
                     tracing::warn!(weight = %name, reason = %source, "no room on the accelerator, left to the CPU");
@@ -476,7 +515,7 @@ impl OrkBuffer {
         } else {
             None
         };
-        if self.residency == Residency::Shared || taken.is_none() {
+        if self.residency != Residency::Resident || taken.is_none() {
             // SAFETY: `start + total` is inside our memory: ggml allocates tensors inside their buffer, and `write`
             // checked the last piece.
             unsafe { self.memory.write(start, source, total) };

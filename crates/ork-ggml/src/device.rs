@@ -10,15 +10,17 @@ use crate::buffer::{ALIGNMENT, OrkBuffer, Residency};
 use crate::claim;
 use crate::error::BackendError;
 use crate::graph;
+use crate::node::{self, GraphHost, NodeTables};
 use crate::options::Route;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
+use std::sync::OnceLock;
 
 const REG_NAME: &CStr = c"ORK";
 const DEVICE_NAME: &CStr = c"ORK";
 const RESIDENT_NAME: &CStr = c"ORK_Resident";
 const SHARED_NAME: &CStr = c"ORK";
-const SET_THREADS: &CStr = c"ggml_backend_set_n_threads";
+pub(crate) const SET_THREADS: &CStr = c"ggml_backend_set_n_threads";
 
 /// Identifies our streams among all of ggml's.
 static GUID: [u8; 16] = *b"ork-rk3588-npu\0\x01";
@@ -40,6 +42,7 @@ pub(crate) struct Tables {
     twin: *mut abi::Device,
     resident: *mut abi::BufferType,
     shared: *mut abi::BufferType,
+    node: OnceLock<NodeTables>,
 }
 
 // SAFETY: the pointers name leaked structs that are written only in `leak`, before anyone else sees them; ggml treats
@@ -114,7 +117,7 @@ impl Tables {
             })
         };
         let (resident, shared) = (buffer_type(Residency::Resident), buffer_type(Residency::Shared));
-        Self { reg, device: weights, twin, resident, shared }
+        Self { reg, device: weights, twin, resident, shared, node: OnceLock::new() }
     }
 
     pub(crate) fn registration(&self) -> *mut abi::Reg {
@@ -125,11 +128,17 @@ impl Tables {
         self.device
     }
 
+    /// Registers the device that takes whole graphs, too. Only the first call counts.
+    pub(crate) fn add_node(&self, backend: &'static OrkBackend, host: GraphHost, description: &str) {
+        self.node.get_or_init(|| NodeTables::leak(backend, self.reg, host, description));
+    }
+
     /// The kind of one of our buffer types, `None` for anyone else's.
     pub(crate) fn residency_of(&self, buft: *mut abi::BufferType) -> Option<Residency> {
         match buft {
             b if b == self.resident => Some(Residency::Resident),
             b if b == self.shared => Some(Residency::Shared),
+            b if self.node.get().is_some_and(|node| b == node.buffers()) => Some(Residency::Node),
             _ => None,
         }
     }
@@ -164,7 +173,7 @@ const BUFFER_TYPE: abi::BufferTypeI = abi::BufferTypeI {
     is_host: Some(buft_is_host),
 };
 
-const BUFFER: abi::BufferI = abi::BufferI {
+pub(crate) const BUFFER: abi::BufferI = abi::BufferI {
     free_buffer: Some(buffer_free),
     get_base: Some(buffer_base),
     init_tensor: None,
@@ -227,14 +236,26 @@ unsafe extern "C" fn reg_name(_: *mut abi::Reg) -> *const c_char {
     REG_NAME.as_ptr()
 }
 
-unsafe extern "C" fn reg_device_count(_: *mut abi::Reg) -> usize {
-    1
+/// # Safety
+/// `reg` must be our registration.
+unsafe fn reg_tables(reg: *mut abi::Reg) -> &'static Tables {
+    // SAFETY: the context is the leaked backend.
+    unsafe { &*(*reg).context.cast::<OrkBackend>() }.tables()
+}
+
+unsafe extern "C" fn reg_device_count(reg: *mut abi::Reg) -> usize {
+    // SAFETY: ggml hands back the registration it was given.
+    1 + usize::from(unsafe { reg_tables(reg) }.node.get().is_some())
 }
 
 unsafe extern "C" fn reg_device(reg: *mut abi::Reg, index: usize) -> *mut abi::Device {
-    // SAFETY: ggml hands back the registration it was given; its context is the leaked backend.
-    let backend = unsafe { &*(*reg).context.cast::<OrkBackend>() };
-    if index == 0 { backend.tables().device } else { null_mut() }
+    // SAFETY: ggml hands back the registration it was given.
+    let tables = unsafe { reg_tables(reg) };
+    match index {
+        0 => tables.device,
+        1 => tables.node.get().map_or(null_mut(), NodeTables::device),
+        _ => null_mut(),
+    }
 }
 
 unsafe extern "C" fn reg_proc_address(_: *mut abi::Reg, name: *const c_char) -> *mut c_void {
@@ -301,7 +322,11 @@ unsafe extern "C" fn device_props(device: *mut abi::Device, props: *mut abi::Dev
 
 unsafe extern "C" fn device_open_stream(device: *mut abi::Device, _: *const c_char) -> *mut abi::Stream {
     // SAFETY: ggml calls with our device.
-    let backend = unsafe { device_state(device) }.backend;
+    open_stream(unsafe { device_state(device) }.backend)
+}
+
+/// A stream of the NPU; ggml's `free` ends it.
+pub(crate) fn open_stream(backend: &'static OrkBackend) -> *mut abi::Stream {
     let state = leak(StreamState { backend, scratch: graph::Scratch::default() });
     leak(abi::Stream {
         guid: &raw const GUID,
@@ -384,7 +409,7 @@ unsafe extern "C" fn buft_name(buft: *mut abi::BufferType) -> *const c_char {
     // SAFETY: ggml calls with our buffer type.
     match unsafe { buft_state(buft) }.residency {
         Residency::Resident => RESIDENT_NAME.as_ptr(),
-        Residency::Shared => SHARED_NAME.as_ptr(),
+        Residency::Shared | Residency::Node => SHARED_NAME.as_ptr(),
     }
 }
 
@@ -418,6 +443,11 @@ impl Clone for BufferTypeState {
 impl Copy for BufferTypeState {}
 
 // ---- buffer ------------------------------------------------------------------------------------------------------
+
+/// The context of a buffer whose table is [`BUFFER`], which frees it.
+pub(crate) fn buffer_context(state: OrkBuffer) -> *mut c_void {
+    leak(state).cast()
+}
 
 /// # Safety
 /// `buffer` must have been made by `buft_alloc`, and not be freed.
@@ -549,7 +579,12 @@ unsafe extern "C" fn stream_compute(stream: *mut abi::Stream, graph: *mut abi::G
     backend.guard("graph_compute", abi::STATUS_FAILED, run)
 }
 
-unsafe extern "C" fn stream_set_threads(stream: *mut abi::Stream, threads: c_int) {
+pub(crate) unsafe extern "C" fn stream_set_threads(stream: *mut abi::Stream, threads: c_int) {
+    if node::is_node_stream(stream) {
+        // SAFETY: it is one of that device.
+        unsafe { node::set_threads(stream, threads) };
+        return;
+    }
     // SAFETY: ggml calls with a stream of the registration it got the function from.
     let backend = unsafe { stream_state(stream) }.backend;
     backend.guard("set_n_threads", (), || {

@@ -107,6 +107,9 @@ pub enum BackendError {
     /// The accelerator was retired (its engine is gone) while a model still used it.
     #[error("the accelerator is closed")]
     Retired,
+    /// The device that takes whole graphs needs the CPU's part of ggml.
+    #[error("this program has no CPU backend of ggml to share graphs with")]
+    NoCpu,
     /// A callback panicked; the panic was contained.
     #[error("internal error in {callback}: {message}")]
     Panic {
@@ -133,6 +136,7 @@ impl BackendError {
             Self::MappedWrite { .. } => {
                 Some("load the model without mapping its file (--no-mmap, load.mmap = false)".to_owned())
             }
+            Self::NoCpu => Some("put ggml's CPU libraries beside its others".to_owned()),
             Self::Retired => Some("free models before the engine".to_owned()),
             Self::WriteOutOfOrder { .. } | Self::UnexpectedOperation { .. } | Self::Operand { .. } => Some(
                 "the host does something this backend does not know; please report it with the model's name"

@@ -30,6 +30,7 @@ mod graph;
 mod host;
 mod mapping;
 mod memory;
+mod node;
 mod npu;
 mod operands;
 mod options;
@@ -43,6 +44,7 @@ pub use census::{ClaimCensus, DeclineCount, Executed, Holding, PackUse, Planning
 pub use decline::{Decline, DeclineReason};
 pub use error::{BackendError, InitError};
 pub use host::Host;
+pub use node::GraphHost;
 pub use npu::NpuAccelerator;
 pub use options::{BackendOptions, ForeignWeights, Route};
 pub use pack::{Absent, ModelPack, PackChoice, PackMiss, PackUseError};

@@ -7,7 +7,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
-use ork_ggml::{Host, abi};
+use ork_ggml::{GraphHost, Host, abi};
 
 /// Why there is no ggml to work with.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -120,6 +120,80 @@ pub(crate) fn find() -> Result<Host, HostError> {
             >(named(c"ggml_graph_node")?),
             ggml_op_name: transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> *const c_char>(named(
                 c"ggml_op_name",
+            )?),
+        })
+    }
+}
+
+/// The functions that schedule graphs, wherever in the process they are: some are in ggml-base, some in its registry.
+pub(crate) fn find_graphs() -> Result<GraphHost, HostError> {
+    let objects = loaded_objects();
+    let named = |name: &'static CStr| {
+        let everywhere = std::iter::once(Scope(libc::RTLD_DEFAULT)).chain(objects.iter().copied());
+        everywhere.map(|scope| scope.symbol(name)).find_map(|found| found).ok_or_else(|| HostError::Missing {
+            version: String::new(),
+            name: name.to_str().unwrap_or_default(),
+        })
+    };
+    // SAFETY: in each line the name's function has the type of the field, which the compiler infers from it; all are as
+    // old as the interface version that `find` probes.
+    unsafe {
+        use std::mem::transmute;
+        type Device = *mut abi::Device;
+        type Reg = *mut abi::Reg;
+        type Stream = *mut abi::Stream;
+        type Sched = *mut abi::Scheduler;
+        type Graph = *mut abi::Graph;
+        Ok(GraphHost {
+            ggml_backend_dev_by_type: transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> Device>(named(
+                c"ggml_backend_dev_by_type",
+            )?),
+            ggml_backend_dev_init: transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(Device, *const c_char) -> Stream,
+            >(named(c"ggml_backend_dev_init")?),
+            ggml_backend_dev_supports_op: transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(Device, *const abi::Tensor) -> bool,
+            >(named(c"ggml_backend_dev_supports_op")?),
+            ggml_backend_dev_memory: transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(Device, *mut usize, *mut usize),
+            >(named(c"ggml_backend_dev_memory")?),
+            ggml_backend_dev_backend_reg: transmute::<*mut c_void, unsafe extern "C" fn(Device) -> Reg>(
+                named(c"ggml_backend_dev_backend_reg")?,
+            ),
+            ggml_backend_reg_get_proc_address: transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(Reg, *const c_char) -> *mut c_void,
+            >(named(c"ggml_backend_reg_get_proc_address")?),
+            ggml_backend_free: transmute::<*mut c_void, unsafe extern "C" fn(Stream)>(named(
+                c"ggml_backend_free",
+            )?),
+            ggml_backend_sched_new: transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(
+                    *mut Stream,
+                    *mut *mut abi::BufferType,
+                    c_int,
+                    usize,
+                    bool,
+                    bool,
+                ) -> Sched,
+            >(named(c"ggml_backend_sched_new")?),
+            ggml_backend_sched_reset: transmute::<*mut c_void, unsafe extern "C" fn(Sched)>(named(
+                c"ggml_backend_sched_reset",
+            )?),
+            ggml_backend_sched_alloc_graph: transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(Sched, Graph) -> bool,
+            >(named(c"ggml_backend_sched_alloc_graph")?),
+            ggml_backend_sched_graph_compute: transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(Sched, Graph) -> c_int,
+            >(named(c"ggml_backend_sched_graph_compute")?),
+            ggml_backend_sched_free: transmute::<*mut c_void, unsafe extern "C" fn(Sched)>(named(
+                c"ggml_backend_sched_free",
             )?),
         })
     }

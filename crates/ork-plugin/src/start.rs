@@ -11,7 +11,7 @@ use ork_ggml::{
     Absent, AccelError, AccelErrorKind, InitError, ModelPack, NpuAccelerator, OrkBackend, PackChoice, abi,
 };
 
-use crate::host::{HostError, find};
+use crate::host::{HostError, find, find_graphs};
 use crate::report;
 
 /// Why the library cannot serve.
@@ -62,6 +62,9 @@ fn start() -> Result<Arc<OrkBackend>, StartError> {
     let accelerator = NpuAccelerator::lazy(expected(&config), move || open(&device, &driver));
     let accelerator = Arc::new(accelerator);
     let backend = OrkBackend::new(host, Arc::clone(&accelerator) as _, config.offload.backend_options())?;
+    if config.plugin.node {
+        backend.serve_graphs(find_graphs()?);
+    }
     let choice = config.offload.pack.clone();
     if choice != PackChoice::Never {
         let unmapped = match choice {

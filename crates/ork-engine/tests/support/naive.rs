@@ -27,6 +27,8 @@ pub(crate) enum Fault {
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) live: AtomicUsize,
+    /// Weights taken so far.
+    pub(crate) loads: AtomicUsize,
     pub(crate) matmuls: AtomicU64,
     pub(crate) groups: AtomicU64,
     pub(crate) threads: AtomicU64,
@@ -88,6 +90,7 @@ impl Accelerator for NaiveAccelerator {
         let mut matrix = vec![0.0; k * n];
         matrix.par_chunks_mut(k).enumerate().for_each(|(row, out)| rows(row, out));
         self.counts.live.fetch_add(1, Ordering::SeqCst);
+        self.counts.loads.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(NaiveWeight { k, n, rows: matrix, fault: self.fault, counts: Arc::clone(&self.counts) }))
     }
 
