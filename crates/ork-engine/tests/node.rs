@@ -16,6 +16,7 @@ use support::naive::{Counts, NaiveAccelerator};
 use support::*;
 
 /// The scheduler's functions of the linked ggml; the bindings have their own names for the same structs.
+#[expect(clippy::missing_transmute_annotations, reason = "the fields have the types")]
 fn graph_host() -> GraphHost {
     macro_rules! linked {
         ($($name:ident),*) => {
