@@ -90,6 +90,8 @@ pub struct Device {
     pub(crate) injected: Mutex<BTreeMap<Fault, u64>>,
     pub(crate) timeout_ms: u32,
     pub(crate) submit_mode: SubmitMode,
+    /// The kernel refused the first job with a fence.
+    pub(crate) lacks_fences: AtomicBool,
     pub(crate) may_recover: bool,
     pub(crate) limits: Limits,
     pub(crate) windows: Mutex<Windows>,
@@ -299,6 +301,7 @@ impl Device {
             injected: Mutex::default(),
             timeout_ms: options.timeout_ms,
             submit_mode: options.submit,
+            lacks_fences: AtomicBool::new(false),
             may_recover,
             limits,
             windows: Mutex::default(),

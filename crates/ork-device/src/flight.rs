@@ -2,6 +2,7 @@
 //! A round in flight: from the seed to the proof, with what is tried when there is none.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ork_drm::Errno;
@@ -13,6 +14,7 @@ use crate::device::Device;
 use crate::error::{DeviceError, SubmitError};
 use crate::events::EventKind;
 use crate::kernel::{Ended, Feature, Fenced, KernelError, Word};
+use crate::options::SubmitMode;
 use crate::proof::{Seed, frontier};
 use crate::recovery::Ladder;
 use crate::round::{Chain, Input, Method, Round, Witness, hull};
@@ -119,6 +121,25 @@ impl Device {
         flight.completed()
     }
 
+    /// As [`run`](Self::run), for a round that is over sooner than a thread is awake: of its chains only the first is
+    /// waited for by a call, and before that the others are started by the same thread, each with a fence. Where a round
+    /// of one chain is, or where the kernel has no fences, this is `run`.
+    ///
+    /// # Errors
+    /// As `run`.
+    pub fn run_short(&self, round: Round<'_>, spread: &dyn Spread) -> Result<Vec<Completed>, SubmitError> {
+        let plain = self.submit_mode != SubmitMode::Auto
+            || round.chains.len() < 2
+            || self.lacks_fences.load(Relaxed)
+            || self.features().need(Feature::Fences).is_err();
+        if plain || round.check(self)? != Method::Block {
+            return self.run(round, spread);
+        }
+        let mut flight = Flight::prepare(self, round, Method::BlockFirst)?;
+        flight.block_first(spread)?;
+        flight.completed()
+    }
+
     /// A core that is not given up: the wanted one, if it is not.
     fn core_for(&self, wanted: u8) -> u8 {
         let healthy = (0..self.cores).find(|core| !self.is_retired(*core));
@@ -190,8 +211,7 @@ impl<'a> Flight<'a> {
             *said[index].lock() = Some(result);
         });
         if self.lanes.iter().all(|lane| lane.seed.is_none()) {
-            let live = self.live.clone();
-            self.output.reload(live).map_err(buffer("fetching results"))?;
+            self.fetch_results()?;
         }
         for (index, said) in said.into_iter().enumerate() {
             self.collect_findings(index);
@@ -203,6 +223,48 @@ impl<'a> Flight<'a> {
             self.attempts[index] = Some(attempt);
         }
         self.settle_all()
+    }
+
+    /// All chains at once, from this thread: the first by a call that waits, the others with a fence.
+    fn block_first(&mut self, spread: &dyn Spread) -> Result<(), SubmitError> {
+        for index in 1..self.lanes.len() {
+            // Two chains may share a core by now, and follow each other.
+            if self.lanes[..index].iter().any(|other| other.core == self.lanes[index].core) {
+                continue;
+            }
+            self.start(index)?;
+            let refused = |attempt: &Attempt| matches!(attempt, Attempt::Failed(Err(error)) if error.errno() == Some(Errno::EINVAL));
+            if index == 1 && self.attempts[1].as_ref().is_some_and(refused) {
+                // Built without fences, as a rule; whatever else it was, the other way to wait will show.
+                self.device.lacks_fences.store(true, Relaxed);
+                self.attempts[1] = None;
+                self.method = Method::Block;
+                return self.block(spread);
+            }
+        }
+        let (submission, core) = (self.lanes[0].chain.submission, self.lanes[0].core);
+        let said = {
+            let taken = self.device.take(submission, core)?;
+            self.device.run_taken(&taken, submission, core)
+        };
+        self.collect_findings(0);
+        self.attempts[0] = Some(self.after_word(0, said)?);
+        while !self.look_around()? {
+            self.pause();
+        }
+        if self.lanes.iter().all(|lane| lane.seed.is_none()) {
+            self.fetch_results()?;
+        }
+        for index in 1..self.lanes.len() {
+            self.collect_findings(index);
+        }
+        self.settle_all()
+    }
+
+    /// Makes readable what a round has written whose end is known by the kernel's word.
+    pub(crate) fn fetch_results(&mut self) -> Result<(), SubmitError> {
+        let live = self.live.clone();
+        self.output.reload(live).map_err(buffer("fetching results"))
     }
 
     pub(crate) fn collect_findings(&mut self, index: usize) {
@@ -218,7 +280,10 @@ impl<'a> Flight<'a> {
 
     pub(crate) fn start(&mut self, index: usize) -> Result<(), SubmitError> {
         let device = self.device;
-        let fenced = if self.method == Method::Fence { Fenced::Yes } else { Fenced::No };
+        let fenced = match self.method {
+            Method::Fence | Method::BlockFirst => Fenced::Yes,
+            Method::Block | Method::Poll => Fenced::No,
+        };
         let lane = &mut self.lanes[index];
         let taken = device.take(lane.chain.submission, lane.core)?;
         lane.started = device.shared.clock.now();
@@ -288,8 +353,9 @@ impl<'a> Flight<'a> {
         if self.lanes[index].seed.is_none() {
             // Only with a fence, whose word is enough here.
             if word == Word::Ended {
-                let live = self.live.clone();
-                self.output.reload(live).map_err(buffer("fetching results"))?;
+                if self.method != Method::BlockFirst {
+                    self.fetch_results()?;
+                }
                 return Ok(Some(self.arrived(index)));
             }
         } else {

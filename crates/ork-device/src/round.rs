@@ -75,6 +75,8 @@ impl Input<'_> {
 pub(crate) enum Method {
     /// One call per chain, which returns when it has ended.
     Block,
+    /// As [`Self::Block`] for the first chain, as [`Self::Fence`] for the others.
+    BlockFirst,
     /// Start, and look at the output; the kernel may know whether the job has ended.
     Poll,
     /// Start, and wait for a fence.

@@ -23,6 +23,9 @@ use crate::{DriverError, Weight};
 /// Values of command words: bits 47 to 16.
 const VALUE_SHIFT: u32 = 16;
 
+/// Products that take less, in modelled microseconds, are over before a thread for each core is worth its wake-up.
+const SHORT_US: f64 = 1000.0;
+
 /// A buffer that programs have addresses of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operand {
@@ -319,7 +322,12 @@ impl Driver {
                 .collect();
             let round =
                 Round { chains, output: &mut *outputs, live: 0..shape.outputs.bytes(), witness, inputs };
-            let completed = self.device.run(round, &Pool(&engine.submitters));
+            let pool = Pool(&engine.submitters);
+            let completed = if plan.modelled().us < SHORT_US {
+                self.device.run_short(round, &pool)
+            } else {
+                self.device.run(round, &pool)
+            };
             let completed = completed.map_err(|source| {
                 engine.datapath.failed();
                 let (name, m, k, n) = (weight.name().to_owned(), plan.m() as usize, weight.k(), weight.n());

@@ -41,8 +41,9 @@ pub(crate) enum Verdict {
     Stuck,
 }
 
-#[derive(Default)]
 pub(crate) struct Lane {
+    /// Whoever brings work to an idle core does it at once.
+    instant: bool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -63,17 +64,34 @@ struct Running {
     abandoned: bool,
 }
 
+impl State {
+    fn begin(&mut self, work: &Arc<dyn Work>) {
+        let since = Instant::now();
+        self.running = Some(Running { work: Arc::clone(work), since, stuck: false, abandoned: false });
+    }
+}
+
 fn same(a: &Arc<dyn Work>, b: &Arc<dyn Work>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }
 
 impl Lane {
-    /// Queues work; the core's thread starts with the first.
+    pub(crate) fn new(instant: bool) -> Self {
+        Self { instant, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Queues work; the core's thread starts with the first that waits for it.
     ///
     /// # Errors
     /// `ENOMEM` when there is no thread to be had.
     pub(crate) fn push(self: &Arc<Self>, core: u8, work: Arc<dyn Work>) -> Result<(), Errno> {
         let mut state = self.state.lock();
+        if self.instant && state.running.is_none() && state.queue.is_empty() && !state.closed {
+            state.begin(&work);
+            drop(state);
+            self.finish(core, work);
+            return Ok(());
+        }
         if !state.has_thread {
             let lane = Arc::clone(self);
             let thread = std::thread::Builder::new().name(format!("ork-npu{core}"));
@@ -95,31 +113,38 @@ impl Lane {
                     return;
                 }
                 let Some(work) = state.queue.pop_front() else { continue };
-                let since = Instant::now();
-                state.running =
-                    Some(Running { work: Arc::clone(&work), since, stuck: false, abandoned: false });
+                state.begin(&work);
                 work
             };
-            let verdict = catch_unwind(AssertUnwindSafe(|| work.run(core))).unwrap_or_else(|_| {
-                work.panicked(core);
-                Verdict::Free
-            });
-            let mut state = self.state.lock();
-            let stays = verdict == Verdict::Stuck && !work.is_orphan();
-            let done = match &mut state.running {
-                Some(running) if stays && !running.abandoned => {
-                    running.stuck = true;
-                    None
-                }
-                _ => state.running.take(),
-            };
-            drop(state);
-            if verdict == Verdict::Stuck && !stays {
-                work.discard();
-            }
-            // What this frees may close the board, and this lane with it: no lock may be held.
-            drop((done, work));
+            self.finish(core, work);
         }
+    }
+
+    /// Does work that has begun, and takes it off the core unless it is stuck there.
+    fn finish(&self, core: u8, work: Arc<dyn Work>) {
+        let verdict = catch_unwind(AssertUnwindSafe(|| work.run(core))).unwrap_or_else(|_| {
+            work.panicked(core);
+            Verdict::Free
+        });
+        let mut state = self.state.lock();
+        let stays = verdict == Verdict::Stuck && !work.is_orphan();
+        let done = match &mut state.running {
+            Some(running) if stays && !running.abandoned => {
+                running.stuck = true;
+                None
+            }
+            _ => state.running.take(),
+        };
+        if !state.queue.is_empty() {
+            // It came while another thread than the core's did this.
+            self.changed.notify_all();
+        }
+        drop(state);
+        if verdict == Verdict::Stuck && !stays {
+            work.discard();
+        }
+        // What this frees may close the board, and this lane with it: no lock may be held.
+        drop((done, work));
     }
 
     /// Tasks that run or wait here.

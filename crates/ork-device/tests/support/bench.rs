@@ -8,7 +8,9 @@ use ork_device::{
     EventKind, FaultPlan, Input, Pending, Purpose, RecoveryMode, ResidentBuffer, Round, Seed, Submission,
     SubmitError, SubmitMode, Task, Threads, Witness,
 };
+use ork_emu::{Bus, Engine, JobOutcome, PcJob};
 use ork_isa::{Iova, Link};
+use ork_sim::Core;
 
 use super::{C_BYTES, K, M, MATMUL_BLOCKS, N, bytes_of, fill, noise, program, reference, weights, words_of};
 
@@ -24,18 +26,54 @@ pub(crate) const KERNELS: [(DriverKind, [u32; 3]); 4] = [
 
 /// A device on a board with these faults.
 pub(crate) fn device_on(
-    (driver, version): (DriverKind, [u32; 3]),
+    kernel: (DriverKind, [u32; 3]),
     faults: FaultPlan,
     change: impl FnOnce(&mut DeviceOptions),
 ) -> (Device, Board) {
+    opened(Board::new(&emu_options(kernel, faults)), kernel.0, change)
+}
+
+/// As [`device_on`], where a job has ended when the call returns that gives it: nothing depends on how long the host
+/// takes for the model.
+pub(crate) fn device_at_once(
+    kernel: (DriverKind, [u32; 3]),
+    faults: FaultPlan,
+    change: impl FnOnce(&mut DeviceOptions),
+) -> Device {
+    let options = emu_options(kernel, faults);
+    let core = |index| Box::new(AtOnce(Core::new(index, &options.sim))) as Box<dyn Engine>;
+    opened(Board::with_engines(&options, [core(0), core(1), core(2)]), kernel.0, change).0
+}
+
+/// The model of a core, inside the call.
+struct AtOnce(Core);
+
+impl Engine for AtOnce {
+    fn reset(&mut self) {
+        self.0.reset();
+    }
+
+    fn run(&mut self, bus: &dyn Bus, job: &PcJob) -> JobOutcome {
+        self.0.run(bus, job)
+    }
+
+    fn is_instant(&self) -> bool {
+        true
+    }
+}
+
+fn emu_options((driver, version): (DriverKind, [u32; 3]), faults: FaultPlan) -> EmuOptions {
     let driver_version = if driver == DriverKind::Rknpu { version } else { [0, 9, 8] };
-    let board = Board::new(&EmuOptions {
+    EmuOptions {
         driver_version,
         // What the source of this version does.
         reap_compares_microseconds: driver_version == [0, 9, 8],
         faults,
         ..EmuOptions::default()
-    });
+    }
+}
+
+fn opened(board: Board, driver: DriverKind, change: impl FnOnce(&mut DeviceOptions)) -> (Device, Board) {
     let mut options = DeviceOptions {
         emulated_driver: driver,
         recovery: RecoveryMode::Forbid,

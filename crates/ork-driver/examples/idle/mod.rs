@@ -3,7 +3,7 @@
 
 use ork_emu::{Bus, Engine, JobEnd, JobOutcome, JobStats, PcJob};
 
-/// A core that is done at once.
+/// A core that is done at once, inside the call that gives it the job.
 pub(crate) struct Idle;
 
 impl Engine for Idle {
@@ -18,5 +18,9 @@ impl Engine for Idle {
             diagnoses: Vec::new(),
             stats: JobStats::default(),
         }
+    }
+
+    fn is_instant(&self) -> bool {
+        true
     }
 }

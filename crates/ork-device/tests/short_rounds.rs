@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Rounds that one thread runs on several cores: the same results, faults and counters as with a thread for each.
+#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
+
+mod support;
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use ork_device::{
+    Board, Completed, Device, DeviceOptions, DomainId, DriverKind, EmuOptions, EventKind, FaultPlan, Spread,
+    SubmitError, SubmitMode, Threads, When,
+};
+use support::*;
+
+const ZERO: DomainId = DomainId(0);
+
+/// Threads, and how often they were asked for.
+#[derive(Debug, Default)]
+struct Counted(AtomicUsize);
+
+impl Spread for Counted {
+    fn spread(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        self.0.fetch_add(1, Relaxed);
+        Threads.spread(count, work);
+    }
+}
+
+fn run(bench: &mut Bench, device: &Device, spread: &Counted) -> Result<Vec<Completed>, SubmitError> {
+    bench.spoil();
+    device.run_short(bench.round(), spread)
+}
+
+fn bench(device: &Device, cores: u8) -> Bench {
+    let mut bench = Bench::new(device, ZERO, cores, 2, 31);
+    bench.seed = None;
+    bench
+}
+
+#[test]
+fn one_thread_runs_all_cores() {
+    for kernel in &KERNELS[..3] {
+        for cores in 1..=3 {
+            for seeded in [false, true] {
+                let (device, board) = device_on(*kernel, FaultPlan::default(), |_| {});
+                let spread = Counted::default();
+                let mut bench = bench(&device, cores);
+                if seeded {
+                    bench.seed = Bench::new(&device, ZERO, 1, 1, 1).seed;
+                }
+                for _ in 0..5 {
+                    let before = device.counters();
+                    let completed = run(&mut bench, &device, &spread).unwrap();
+                    bench.assert_right();
+                    let ran: Vec<u8> = completed.iter().map(Completed::core).collect();
+                    assert_eq!(ran, (0..cores).collect::<Vec<u8>>());
+                    let after = device.counters();
+                    if !seeded {
+                        assert_eq!(after.bytes_invalidated - before.bytes_invalidated, bench.output.len());
+                    }
+                }
+                // One chain is a call that waits, in any case.
+                assert_eq!(spread.0.load(Relaxed), if cores == 1 { 5 } else { 0 }, "{kernel:?}");
+                assert_eq!(device.event_counts().recoveries(), 0);
+                assert_eq!(board.take_findings(), []);
+            }
+        }
+    }
+}
+
+#[test]
+fn kernels_without_fences_are_asked_once() {
+    let board = Board::new(&EmuOptions { fences: false, ..EmuOptions::default() });
+    let device = Device::on_board(&board, &DeviceOptions::default()).unwrap();
+    let (mut bench, spread) = (bench(&device, 3), Counted::default());
+    for round in 1..=3 {
+        let before = device.counters().jobs_given;
+        run(&mut bench, &device, &spread).unwrap();
+        bench.assert_right();
+        assert_eq!(device.counters().jobs_given - before, if round == 1 { 4 } else { 3 });
+        assert_eq!(spread.0.load(Relaxed), round);
+    }
+    assert_eq!(device.event_counts().recoveries(), 0);
+}
+
+#[test]
+fn other_ways_to_wait_stay_as_they_are() {
+    for submit in [SubmitMode::Blocking, SubmitMode::Fenced] {
+        let (device, _) = device_on(KERNELS[2], FaultPlan::default(), |options| options.submit = submit);
+        let (mut bench, spread) = (bench(&device, 3), Counted::default());
+        run(&mut bench, &device, &spread).unwrap();
+        bench.assert_right();
+        assert_eq!(spread.0.load(Relaxed), usize::from(submit == SubmitMode::Blocking));
+    }
+    // Without a seed this kernel's word is worth nothing.
+    let (device, _) = device_on(KERNELS[3], FaultPlan::default(), |_| {});
+    assert_eq!(device.info().driver, DriverKind::Rocket);
+    let error = run(&mut bench(&device, 2), &device, &Counted::default()).unwrap_err();
+    assert!(matches!(error, SubmitError::Unsupported { .. }), "{error}");
+}
+
+#[test]
+fn a_lost_job_is_an_error_or_run_again() {
+    for kernel in &KERNELS[..3] {
+        for nth in 1..=3 {
+            let faults = FaultPlan { dropped: When::Nth(nth), ..FaultPlan::default() };
+            let (device, _) = recovering(*kernel, faults.clone(), SubmitMode::Auto);
+            let (mut bench, spread) = (bench(&device, 3), Counted::default());
+            for round in 0..3 {
+                let before = device.clock().now();
+                run(&mut bench, &device, &spread).unwrap();
+                assert!(device.clock().now() - before <= device.longest_round());
+                assert!(bench.right().iter().all(|right| *right), "{kernel:?}, job {nth}, round {round}");
+            }
+            assert_eq!(events(&device, [EventKind::Resubmitted, EventKind::GaveUp]), [1, 0]);
+
+            let (device, _) = device_on(*kernel, faults, |_| {});
+            let mut bench = self::bench(&device, 3);
+            let error = run(&mut bench, &device, &spread).unwrap_err();
+            let expected = matches!(error, SubmitError::TimedOut { .. } | SubmitError::Unwritten { .. });
+            assert!(expected, "{kernel:?}, job {nth}: {error:?}");
+            assert_eq!(device.event_counts().recoveries(), 0, "forbidden");
+        }
+    }
+}
+
+#[test]
+fn what_a_second_attempt_wrote_is_fetched() {
+    // The kernel's word is the witness, and the results of the first attempt were fetched already.
+    for submit in [SubmitMode::Blocking, SubmitMode::Fenced] {
+        for nth in 1..=3 {
+            let faults = FaultPlan { dropped: When::Nth(nth), ..FaultPlan::default() };
+            let (device, _) = recovering(KERNELS[2], faults, submit);
+            let mut bench = bench(&device, 3);
+            bench.spoil();
+            bench.run(&device).unwrap();
+            assert_eq!(events(&device, [EventKind::Resubmitted]), [1]);
+            assert!(bench.right().iter().all(|right| *right), "{submit:?}, job {nth}");
+        }
+    }
+}
