@@ -457,6 +457,7 @@ impl Driver {
         counters.macs += (m * weight.k() * weight.n()) as u64;
         counters.sliced += u64::from(plan.k_slices() > 1);
         counters.programs += spent.programs;
+        counters.modelled_ns += (plan.modelled().us * 1e3).round() as u64;
         counters.resets += spent.resets;
         counters.rewarmed += spent.rewarmed;
         counters.quantise += spent.quantise;
