@@ -25,6 +25,7 @@ mod run;
 mod selftest;
 mod session;
 mod table;
+mod timeline;
 mod trial;
 mod weights;
 
@@ -54,6 +55,8 @@ enum Command {
     /// One arm of `bench`, a process of its own: orders on stdin, answers on stdout
     #[command(hide = true)]
     BenchArm,
+    /// Write a timeline for Perfetto: host phases, measured; tasks and DMA of an RK3588, modelled
+    Trace(timeline::TraceArgs),
     /// Gather statistics of activations over a text, for packs
     Calibrate(calibrate::CalibrateArgs),
     /// Quantise and tile a model's weights into a file that loads as it lies; look at such files
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Ppl(args) => ppl::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Trace(args) => timeline::run(&args),
         Command::BenchArm => bench::arm_process(),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Pack(args) => pack::run(&args),

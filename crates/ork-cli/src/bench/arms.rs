@@ -172,7 +172,7 @@ mod tests {
     fn usual_arms_are_cpu_and_npu_of_each_model() {
         let settings = Settings::default();
         let one = arms(&["a.gguf".into()], &[], &[], &settings).unwrap();
-        assert_eq!((names(&one), one.pairs), (vec!["CPU", "NPU"], vec![(1, 0)]));
+        assert_eq!((names(&one), one.pairs.as_slice()), (vec!["CPU", "NPU"], &[(1, 0)][..]));
         let two = arms(&["a.gguf".into(), "b.gguf".into()], &[], &[], &settings).unwrap();
         assert_eq!(names(&two), ["CPU a", "NPU a", "CPU b", "NPU b"]);
         assert_eq!(two.pairs, [(1, 0), (1, 2), (3, 0), (3, 2)]);
