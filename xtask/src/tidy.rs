@@ -22,6 +22,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ork-quant", &[]),
     ("ork-recipe", &["ork-isa", "ork-layout", "ork-plan", "ork-quant", "ork-pack"]),
     ("ork-corpus", &[]),
+    ("ork-bench", &[]),
     ("ork-pack", &["ork-layout", "ork-quant", "ork-corpus"]),
     ("ork-drm", &[]),
     ("ork-rknpu", &["ork-drm"]),
@@ -36,6 +37,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "ork-cli",
         &[
+            "ork-bench",
             "ork-config",
             "ork-device",
             "ork-driver",

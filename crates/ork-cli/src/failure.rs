@@ -5,6 +5,7 @@ use std::error::Error;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
+use ork_bench::{FormatError, PlacementError, ReadError};
 use ork_config::ConfigError;
 use ork_corpus::CorpusError;
 use ork_device::OpenError;
@@ -124,6 +125,24 @@ impl From<EngineError> for Failure {
         let code = if matches!(error, EngineError::InvalidOption { .. }) { USAGE } else { FAILED };
         let hint = error.hint();
         Self::from_error(code, &error, hint)
+    }
+}
+
+impl From<PlacementError> for Failure {
+    fn from(error: PlacementError) -> Self {
+        Self::from_error(FAILED, &error, None)
+    }
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Self {
+        Self::from_error(USAGE, &error, None)
+    }
+}
+
+impl From<FormatError> for Failure {
+    fn from(error: FormatError) -> Self {
+        Self::from_error(FAILED, &error, None)
     }
 }
 

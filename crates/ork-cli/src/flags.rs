@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
-use ork_config::{Config, Layers, OPTIONS, Override};
+use ork_config::{Config, Layers, OPTIONS, OptionDef, Override};
 
 use crate::failure::Failure;
 
@@ -63,10 +63,11 @@ impl Settings {
     }
 }
 
-impl Args for Settings {
-    fn augment_args(command: Command) -> Command {
+impl Settings {
+    /// Adds the flags of the wanted options.
+    fn augment(command: Command, wanted: fn(&OptionDef) -> bool) -> Command {
         let mut command = command.next_help_heading("Settings");
-        for option in OPTIONS {
+        for option in OPTIONS.iter().filter(|option| wanted(option)) {
             let Some(flag) = option.flag else { continue };
             let mut arg = Arg::new(option.key)
                 .long(flag)
@@ -86,6 +87,26 @@ impl Args for Settings {
         Keyed::augment_args(command)
     }
 
+    /// What the command line says with these flags.
+    fn from_flags(matches: &ArgMatches, wanted: fn(&OptionDef) -> bool) -> Result<Self, clap::Error> {
+        let named = OPTIONS
+            .iter()
+            .filter(|option| wanted(option))
+            .filter_map(|option| {
+                let flag = option.flag?;
+                let value = matches.get_one::<String>(option.key)?;
+                Some(Override { key: option.key.into(), value: value.clone(), origin: format!("--{flag}") })
+            })
+            .collect();
+        Ok(Self { keyed: Keyed::from_arg_matches(matches)?, named })
+    }
+}
+
+impl Args for Settings {
+    fn augment_args(command: Command) -> Command {
+        Self::augment(command, |_| true)
+    }
+
     fn augment_args_for_update(command: Command) -> Command {
         Self::augment_args(command)
     }
@@ -93,21 +114,40 @@ impl Args for Settings {
 
 impl FromArgMatches for Settings {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut settings = Self::default();
-        settings.update_from_arg_matches(matches)?;
-        Ok(settings)
+        Self::from_flags(matches, |_| true)
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        self.keyed = Keyed::from_arg_matches(matches)?;
-        self.named = OPTIONS
-            .iter()
-            .filter_map(|option| {
-                let flag = option.flag?;
-                let value = matches.get_one::<String>(option.key)?;
-                Some(Override { key: option.key.into(), value: value.clone(), origin: format!("--{flag}") })
-            })
-            .collect();
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// The settings without those of generation, whose flags a benchmark uses for itself.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EngineSettings(pub(crate) Settings);
+
+fn is_engine(option: &OptionDef) -> bool {
+    !option.key.starts_with("generate.")
+}
+
+impl Args for EngineSettings {
+    fn augment_args(command: Command) -> Command {
+        Settings::augment(command, is_engine)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for EngineSettings {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Settings::from_flags(matches, is_engine).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
         Ok(())
     }
 }

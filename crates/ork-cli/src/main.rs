@@ -5,6 +5,7 @@
 mod bench;
 mod calibrate;
 mod capture;
+mod chart;
 mod compare;
 mod conformance;
 mod devices;
@@ -23,6 +24,8 @@ mod replay;
 mod run;
 mod selftest;
 mod session;
+mod table;
+mod timeline;
 mod trial;
 mod weights;
 
@@ -47,8 +50,13 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Perplexity of a text, and divergence from a reference, for one model or a table of them
     Ppl(ppl::PplArgs),
-    /// Time prefill and decode on the NPU and on the CPU in one run
-    Bench(bench::BenchArgs),
+    /// Time prefill and decode of several models and settings in one run, and compare them
+    Bench(Box<bench::BenchArgs>),
+    /// One arm of `bench`, a process of its own: orders on stdin, answers on stdout
+    #[command(hide = true)]
+    BenchArm,
+    /// Write a timeline for Perfetto: host phases, measured; tasks and DMA of an RK3588, modelled
+    Trace(timeline::TraceArgs),
     /// Gather statistics of activations over a text, for packs
     Calibrate(calibrate::CalibrateArgs),
     /// Quantise and tile a model's weights into a file that loads as it lies; look at such files
@@ -85,6 +93,8 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Ppl(args) => ppl::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Trace(args) => timeline::run(&args),
+        Command::BenchArm => bench::arm_process(),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Pack(args) => pack::run(&args),
         Command::Plan(args) => plan::run(&args),

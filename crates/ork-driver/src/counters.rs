@@ -32,6 +32,9 @@ pub struct DriverCounters {
     pub rewarmed: u64,
     /// Products whose sums the host rounded or combined, beyond adding K slices.
     pub host_finished: u64,
+    /// *Modelled* time of the programs and their submits on an RK3588, in nanoseconds: a prediction, without the host's
+    /// work. Plans of products of this driver only; precompiled programs have none.
+    pub modelled_ns: u64,
     /// Bringing activations into the bases of weights.
     pub turn: Duration,
     /// Quantising and laying out activations.

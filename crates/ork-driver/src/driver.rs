@@ -9,7 +9,7 @@ use ork_layout::{FeatureLayout, Format, OutputLayout, WeightLayout};
 use ork_plan::{Datapath, Decision, Plan, PlanOptions, Problem, Transition, decide};
 use ork_quant::{BasisId, Scale};
 use ork_synth::{Binding, Bindings, OutputStage, emit_with};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
 use crate::DriverError;
@@ -20,6 +20,7 @@ use crate::datapath::DatapathGate;
 use crate::execution::{Bound, CompletionMode, Here, KnownCells, Pool};
 use crate::residency::{Residency, ResidencyCounters, ResidencyOptions};
 use crate::scratch::Scratches;
+use crate::timeline::{Listener, Phase, Teller};
 use crate::weight::{Weight, check_shape, weight_layout_of};
 use crate::work::check_format;
 
@@ -70,6 +71,7 @@ pub struct Driver {
     pub(crate) counters: Mutex<DriverCounters>,
     pub(crate) options: DriverOptions,
     pub(crate) soc: Soc,
+    pub(crate) listener: RwLock<Option<Arc<dyn Listener>>>,
     pub(crate) residency: Arc<Residency>,
     pub(crate) device: Arc<Device>,
 }
@@ -140,6 +142,7 @@ impl Driver {
             counters: Mutex::default(),
             options,
             soc: SOC,
+            listener: RwLock::default(),
             residency: Arc::new(residency),
             device,
         })
@@ -161,6 +164,12 @@ impl Driver {
     #[must_use]
     pub fn counters(&self) -> DriverCounters {
         *self.counters.lock()
+    }
+
+    /// Tells this listener of every product from now on, or nobody. Products of [`Queue`](crate::Queue)s and
+    /// [`Precompiled`](crate::Precompiled) programs are not told. Nothing is done for a listener that is not there.
+    pub fn listen(&self, listener: Option<Arc<dyn Listener>>) {
+        *self.listener.write() = listener;
     }
 
     /// What streaming did.
@@ -328,11 +337,18 @@ impl Driver {
             return Ok(());
         }
         let mut spent = DriverCounters::default();
+        let listener = self.listener.read().clone();
+        let teller = Teller {
+            listener: listener.as_deref(),
+            weight: weight.name(),
+            size: (m, weight.k(), weight.n()),
+        };
+        let began = Instant::now();
         let start = Instant::now();
         let Engine { buffers, datapath, cells, submitters } = engine;
         let may_fold = datapath.may_fold(Datapath::of(weight.format()));
         let plan = self.plan(weight, m, may_fold)?;
-        spent.synthesise += start.elapsed();
+        spent.synthesise += teller.lap(Phase::Plan, start);
 
         let buffer_error = |doing| {
             move |source: DeviceError| DriverError::Buffer {
@@ -368,10 +384,10 @@ impl Driver {
                 loaded.held = None;
                 fill(&shape.features, pass.m0 as usize, features.host_mut(), &mut loaded.scales)?;
                 loaded.held = Some(here);
-                spent.quantise += start.elapsed();
+                spent.quantise += teller.lap(Phase::Quantise, start);
                 let start = Instant::now();
                 features.flush(0..shape.features.bytes()).map_err(buffer_error("flushing features"))?;
-                spent.sync += start.elapsed();
+                spent.sync += teller.lap(Phase::Flush, start);
             }
 
             let start = Instant::now();
@@ -391,7 +407,7 @@ impl Driver {
                 spent.programs += programs.len() as u64;
                 chains.push(programs);
             }
-            spent.synthesise += start.elapsed();
+            spent.synthesise += teller.lap(Phase::Synthesise, start);
 
             let start = Instant::now();
             let mut submit = || {
@@ -434,7 +450,7 @@ impl Driver {
                 spent.rewarmed += 1;
             }
             let completed = completed.inspect_err(|_| datapath.failed())?;
-            spent.submit += start.elapsed();
+            spent.submit += teller.lap_of(Phase::Submit, start, Some((&plan, pass.shape_index)));
             if let Some(finding) = completed.iter().flat_map(|done| done.findings()).next() {
                 return Err(DriverError::Objection {
                     name: weight.name().to_owned(),
@@ -448,8 +464,9 @@ impl Driver {
             let start = Instant::now();
             let live = shape.outputs.bytes() as usize;
             read(&shape.outputs, pass.m0 as usize, &outputs.host()[..live], &loaded.scales);
-            spent.dequantise += start.elapsed();
+            spent.dequantise += teller.lap(Phase::Dequantise, start);
         }
+        teller.lap(Phase::Product, began);
 
         let mut counters = self.counters.lock();
         counters.matmuls += 1;
@@ -457,6 +474,7 @@ impl Driver {
         counters.macs += (m * weight.k() * weight.n()) as u64;
         counters.sliced += u64::from(plan.k_slices() > 1);
         counters.programs += spent.programs;
+        counters.modelled_ns += (plan.modelled().us * 1e3).round() as u64;
         counters.resets += spent.resets;
         counters.rewarmed += spent.rewarmed;
         counters.quantise += spent.quantise;

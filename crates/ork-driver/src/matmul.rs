@@ -16,6 +16,7 @@ use crate::accumulate::{dequantise_output_row, widened_row};
 use crate::check::FirstWrong;
 use crate::driver::{Driver, Engine, Job, Loaded, MatmulGroup, check_len};
 use crate::order::{Node, fewest_resets};
+use crate::timeline::{Phase, Teller};
 use crate::work::check_format;
 use crate::{DriverError, Weight};
 
@@ -31,6 +32,8 @@ impl Driver {
     /// [`DriverError`]; the results are unspecified then.
     pub fn matmul(&self, group: &mut MatmulGroup<'_>) -> Result<(), DriverError> {
         let m = group.m;
+        let (first, k) = group.parts.first().map_or(("", 0), |(weight, _)| (weight.name(), weight.k()));
+        let columns = group.parts.iter().map(|(weight, _)| weight.n()).sum();
         for (weight, out) in &group.parts {
             if weight.format() != Format::INT4_INT16 {
                 check_format(weight, Format::INT8_INT32)?;
@@ -38,6 +41,9 @@ impl Driver {
             check_len("the activation", group.x.len(), m * weight.k())?;
             check_len("the result", out.len(), m * weight.n())?;
         }
+        let listener = self.listener.read().clone();
+        let teller = |weight| Teller { listener: listener.as_deref(), weight, size: (m, k, columns) };
+        let began = Instant::now();
         let mut engine = self.engine.lock();
         let nodes: Vec<Node> = group
             .parts
@@ -51,7 +57,8 @@ impl Driver {
             let start = Instant::now();
             let x = turned.of(weight.basis(), group.x).map_err(|at| activation_error(weight, at))?;
             if weight.basis().is_some() {
-                self.counters.lock().turn += start.elapsed();
+                let turn = teller(weight.name()).lap(Phase::Turn, start);
+                self.counters.lock().turn += turn;
             }
             let basis = weight.basis().map(Basis::id);
             for attempt in 1.. {
@@ -64,6 +71,7 @@ impl Driver {
                 loaded = Loaded::default();
             }
         }
+        teller(first).lap(Phase::Call, began);
         Ok(())
     }
 

@@ -20,7 +20,7 @@ use crate::fault::Faults;
 use crate::fd_table::{FdTable, HostFds};
 use crate::finding::{Finding, FindingKind};
 use crate::job::Job;
-use crate::lane::Lane;
+use crate::lane::{BusyClock, Lane};
 use crate::lock::{Mutex, RwLock};
 use crate::memory::Dram;
 use crate::object::Objects;
@@ -129,6 +129,7 @@ pub(crate) struct Inner {
     pub(crate) cores: [CoreSlot; CORES],
     pub(crate) counts: Counts,
     pub(crate) meters: Meters,
+    busy: Arc<BusyClock>,
     jobs: AtomicU64,
     files: AtomicU64,
     resetting: AtomicBool,
@@ -215,8 +216,9 @@ impl Board {
         engines: [Box<dyn Engine>; CORES],
         fds: Option<Arc<dyn FdTable>>,
     ) -> Self {
+        let busy: Arc<BusyClock> = Arc::default();
         let slot = |engine: Box<dyn Engine>| CoreSlot {
-            lane: Arc::new(Lane::new(engine.is_instant())),
+            lane: Arc::new(Lane::new(engine.is_instant(), &busy)),
             engine: Mutex::new(engine),
             reset_due: AtomicBool::new(false),
         };
@@ -246,6 +248,7 @@ impl Board {
             cores: engines.map(slot),
             counts: Counts::default(),
             meters: Meters::default(),
+            busy: Arc::clone(&busy),
             jobs: AtomicU64::new(0),
             files: AtomicU64::new(0),
             resetting: AtomicBool::new(false),
@@ -254,6 +257,13 @@ impl Board {
             owed: Owed::default(),
             findings: Mutex::default(),
         }))
+    }
+
+    /// Host time so far in which any core computed: the price of the model of the NPU. What cores do at the same time
+    /// counts once.
+    #[must_use]
+    pub fn computing_time(&self) -> Duration {
+        self.0.busy.total()
     }
 
     /// Opens the primary node of the vendor driver (`/dev/dri/cardN`).

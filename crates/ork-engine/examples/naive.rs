@@ -9,8 +9,8 @@
 mod naive;
 
 use ork_engine::{
-    BenchOptions, ContextOptions, Divergence, Engine, Event, GenerateOptions, Generation, LoadOptions,
-    LogSink, Model, Prompt, Sampling, bench, linked_host, logits,
+    ContextOptions, Divergence, Engine, Event, GenerateOptions, Generation, LoadOptions, LogSink, Model,
+    Prompt, Sampling, Stopwatch, linked_host, logits,
 };
 use ork_ggml::{BackendOptions, OrkBackend, Route};
 use std::error::Error;
@@ -65,13 +65,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     println!("\n\n{stats:?}\n{}", backend.census());
     drop(generation);
-    let measure =
-        BenchOptions { rounds: 1, prefill_tokens: 256, decode_tokens: 64, ..BenchOptions::default() };
-    let report = bench(&model, &measure, &context)?;
+    let mut stopwatch = Stopwatch::open(&model, 256, &context)?;
+    stopwatch.prefill(256)?;
+    let (prefill, decode) = (stopwatch.prefill(256)?, stopwatch.decode(64)?);
     println!(
-        "prefill {:.1?} t/s, decode {:.1?} t/s",
-        report.prefill_per_second(),
-        report.decode_per_second()
+        "prefill {:.1} t/s, decode {:.1} t/s",
+        256.0 / prefill.as_secs_f64(),
+        64.0 / decode.as_secs_f64()
     );
     Ok(())
 }

@@ -3,102 +3,75 @@
 
 use crate::context::Context;
 use crate::error::EngineError;
-use crate::generation::rate;
 use crate::llama::Outputs;
 use crate::model::Model;
 use ork_engine_options::ContextOptions;
-use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
-/// What to measure.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct BenchOptions {
-    /// Tokens of the prompt; 0 = no prefill.
-    pub prefill_tokens: u32,
-    /// Single tokens evaluated after it; 0 = no decode.
-    pub decode_tokens: u32,
-    /// Measured rounds.
-    pub rounds: u32,
-    /// Rounds before them that do not count.
-    pub warmup_rounds: u32,
+/// Times evaluations in one context, which stays open between them: what a first evaluation allocates is there for the
+/// next.
+pub struct Stopwatch<'m> {
+    context: Context<'m>,
+    tokens: Vec<i32>,
 }
 
-impl Default for BenchOptions {
-    fn default() -> Self {
-        Self { prefill_tokens: 512, decode_tokens: 128, rounds: 3, warmup_rounds: 1 }
+impl std::fmt::Debug for Stopwatch<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stopwatch").field("tokens", &self.tokens.len()).finish_non_exhaustive()
     }
 }
 
-/// One measured round: the host's wall clock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BenchRound {
-    /// Time of the prefill.
-    pub prefill: Duration,
-    /// Time of all decode steps.
-    pub decode: Duration,
-}
-
-/// All rounds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BenchReport {
-    /// What was measured.
-    pub options: BenchOptions,
-    /// The rounds, in order.
-    pub rounds: Vec<BenchRound>,
-}
-
-impl BenchReport {
-    /// Prefill tokens per second of each round.
-    pub fn prefill_per_second(&self) -> Vec<f64> {
-        self.rounds.iter().filter_map(|round| rate(self.options.prefill_tokens, round.prefill)).collect()
-    }
-
-    /// Decode tokens per second of each round.
-    pub fn decode_per_second(&self) -> Vec<f64> {
-        self.rounds.iter().filter_map(|round| rate(self.options.decode_tokens, round.decode)).collect()
-    }
-}
-
-/// Runs the rounds, each in an emptied context.
-///
-/// # Errors
-/// [`EngineError::PromptTooLong`] if prefill and decode do not fit the context, and all of
-/// [`crate::Generation::run_tokens`].
-pub fn bench(
-    model: &Model,
-    options: &BenchOptions,
-    context_options: &ContextOptions,
-) -> Result<BenchReport, EngineError> {
-    let total = options.prefill_tokens.saturating_add(options.decode_tokens);
-    if total == 0 || options.rounds == 0 {
-        let (option, value) = ("rounds × (prefill_tokens + decode_tokens)", "0".to_owned());
-        return Err(EngineError::InvalidOption { option, value, why: "there is nothing to measure" });
-    }
-    let context_tokens = context_options.context_tokens.or(Some(total));
-    let mut context = Context::open(model, &ContextOptions { context_tokens, ..context_options.clone() })?;
-    let tokens = meaningless_tokens(model, total as usize);
-    context.admit(&tokens)?;
-    let (prompt, singles) = tokens.split_at(options.prefill_tokens as usize);
-    let mut rounds = Vec::new();
-    for round in 0..options.warmup_rounds.saturating_add(options.rounds) {
-        context.clear();
-        let batch = context.batch_tokens();
-        let started = Instant::now();
-        for chunk in prompt.chunks(batch) {
-            context.evaluate(chunk, Outputs::Last)?;
+impl<'m> Stopwatch<'m> {
+    /// For evaluations of up to so many tokens; the context is as large unless the options say otherwise.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidOption`] for no tokens, [`EngineError::PromptTooLong`] if they do not fit the context, and
+    /// what opening a context can meet.
+    pub fn open(
+        model: &'m Model,
+        tokens_max: u32,
+        context_options: &ContextOptions,
+    ) -> Result<Self, EngineError> {
+        if tokens_max == 0 {
+            let (option, value) = ("tokens_max", "0".to_owned());
+            return Err(EngineError::InvalidOption { option, value, why: "there is nothing to measure" });
         }
-        let prefill = started.elapsed();
-        let started = Instant::now();
-        for single in singles.chunks(1) {
-            context.evaluate(single, Outputs::Last)?;
-        }
-        let decode = started.elapsed();
-        if round >= options.warmup_rounds {
-            rounds.push(BenchRound { prefill, decode });
-        }
+        let context_tokens = context_options.context_tokens.or(Some(tokens_max));
+        let context = Context::open(model, &ContextOptions { context_tokens, ..context_options.clone() })?;
+        let tokens = meaningless_tokens(model, tokens_max as usize);
+        context.admit(&tokens)?;
+        Ok(Self { context, tokens })
     }
-    Ok(BenchReport { options: options.clone(), rounds })
+
+    /// Wall time of a prompt of so many tokens, in batches, in an emptied context.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn prefill(&mut self, tokens: u32) -> Result<Duration, EngineError> {
+        let batch = self.context.batch_tokens();
+        self.evaluate(tokens, batch)
+    }
+
+    /// Wall time of so many single tokens, one after the other, in an emptied context.
+    ///
+    /// # Errors
+    /// [`EngineError::PromptTooLong`] for more tokens than it was opened for; what an evaluation can meet.
+    pub fn decode(&mut self, tokens: u32) -> Result<Duration, EngineError> {
+        self.evaluate(tokens, 1)
+    }
+
+    fn evaluate(&mut self, tokens: u32, batch: usize) -> Result<Duration, EngineError> {
+        let tokens = self.tokens.get(..tokens as usize).ok_or_else(|| EngineError::PromptTooLong {
+            prompt_tokens: tokens as usize,
+            context_tokens: u32::try_from(self.tokens.len()).unwrap_or(u32::MAX),
+        })?;
+        self.context.clear();
+        let start = Instant::now();
+        for chunk in tokens.chunks(batch) {
+            self.context.evaluate(chunk, Outputs::Last)?;
+        }
+        Ok(start.elapsed())
+    }
 }
 
 /// Ordinary tokens in a fixed, scattered order: control tokens would change nothing in time but read oddly in logs.

@@ -45,7 +45,7 @@ pub mod tiny;
 mod watch;
 mod weights;
 
-pub use bench::{BenchOptions, BenchReport, BenchRound, bench};
+pub use bench::Stopwatch;
 pub use error::{EngineError, FileProblem};
 pub use evaluation::{Divergence, LogitTable, logits};
 pub use generation::{Event, Generation, GenerationStats, StopReason};

@@ -9,15 +9,15 @@ mod support;
 
 use ork_engine::tiny::{OutputMatrix, TinyModel, WeightType};
 use ork_engine::{
-    BenchOptions, ChatMessage, ContextOptions, Divergence, Engine, EngineError, Event, FileProblem,
-    GenerateOptions, Generation, LoadOptions, LogLevel, LogSink, Model, Prompt, Sampling, StopReason, bench,
-    logits,
+    ChatMessage, ContextOptions, Divergence, Engine, EngineError, Event, FileProblem, GenerateOptions,
+    Generation, LoadOptions, LogLevel, LogSink, Model, Prompt, Sampling, StopReason, Stopwatch, logits,
 };
 use ork_ggml::{BackendError, DeclineReason, OrkBackend, Route};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 use support::naive::{Counts, NaiveAccelerator};
 use support::{backend, routed};
 
@@ -404,19 +404,25 @@ fn bench_measures_what_it_is_asked_for() {
     let (shared, _turn) = shared();
     let model = shared.load(Route::Npu, &TinyModel::default());
     shared.backend.reset_census();
-    let options = BenchOptions { prefill_tokens: 100, decode_tokens: 5, rounds: 2, warmup_rounds: 1 };
     let context = ContextOptions { batch_tokens: Some(64), threads: Some(1), ..ContextOptions::default() };
-    let report = bench(&model, &options, &context).unwrap();
-    assert_eq!(
-        (report.rounds.len(), report.prefill_per_second().len(), report.decode_per_second().len()),
-        (2, 2, 2)
-    );
+    let mut stopwatch = Stopwatch::open(&model, 100, &context).unwrap();
+    let started = Instant::now();
+    let mut measured = Duration::ZERO;
+    for _ in 0..3 {
+        for time in [stopwatch.prefill(100).unwrap(), stopwatch.decode(5).unwrap()] {
+            assert!(time > Duration::ZERO);
+            measured += time;
+        }
+    }
+    assert!(measured <= started.elapsed());
     // Three rounds of two chunks and five single tokens.
     let evaluations = 3 * (2 + 5);
     let per_evaluation = TinyModel::default().matmuls_per_evaluation();
     assert_eq!(shared.backend.census().executed.matmuls, evaluations * per_evaluation);
-    let nothing = BenchOptions { prefill_tokens: 0, decode_tokens: 0, ..options };
-    assert!(matches!(bench(&model, &nothing, &context), Err(EngineError::InvalidOption { .. })));
+    let inside = shared.backend.census().executed.time;
+    assert!(inside > Duration::ZERO && inside <= measured, "{inside:?} of {measured:?}");
+    assert!(matches!(stopwatch.prefill(101), Err(EngineError::PromptTooLong { prompt_tokens: 101, .. })));
+    assert!(matches!(Stopwatch::open(&model, 0, &context), Err(EngineError::InvalidOption { .. })));
 }
 
 #[test]

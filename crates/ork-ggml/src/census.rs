@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// Questions ggml asked while planning graphs and placing weights.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +51,8 @@ pub struct Executed {
     pub software: u64,
     /// Matmuls that failed.
     pub failed: u64,
+    /// Host time inside the backend: from each graph handed over to its results, whatever happens in between.
+    pub time: Duration,
     /// By weight, in name order.
     pub weights: BTreeMap<String, WeightUse>,
 }
@@ -277,6 +280,10 @@ impl Counters {
                 }
             }
         });
+    }
+
+    pub(crate) fn spent(&self, time: Duration) {
+        self.with(|c| c.executed.time += time);
     }
 
     pub(crate) fn failed(&self, matmuls: usize) {

@@ -567,8 +567,11 @@ unsafe extern "C" fn stream_compute(stream: *mut abi::Stream, graph: *mut abi::G
     // SAFETY: our stream.
     let StreamState { backend, scratch } = unsafe { stream_state(stream) };
     let run = || {
+        let start = std::time::Instant::now();
         // SAFETY: ggml passes a live graph whose operands are allocated.
-        match unsafe { graph::compute(backend, scratch, graph) } {
+        let computed = unsafe { graph::compute(backend, scratch, graph) };
+        backend.counters().spent(start.elapsed());
+        match computed {
             Ok(()) => abi::STATUS_SUCCESS,
             Err(error) => {
                 backend.report(error);

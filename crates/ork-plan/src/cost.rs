@@ -6,7 +6,7 @@
 
 use ork_isa::soc::Soc;
 use ork_layout::Format;
-use ork_timing::{Constant, Constants, Model, SubmitPath, TaskWork};
+use ork_timing::{Constant, Constants, Model, SubmitPath, TaskCost, TaskWork};
 
 pub use ork_timing::Modelled;
 
@@ -38,6 +38,12 @@ pub struct Work {
 /// 10 us more for each; the last few per cent of such a task.)
 #[must_use]
 pub fn task(work: &Work, soc: &Soc) -> Modelled {
+    blocks(work, soc).total + NEXT_PROGRAM
+}
+
+/// The same by block, without the cost of a further program.
+#[must_use]
+pub fn blocks(work: &Work, soc: &Soc) -> TaskCost {
     let precisions = (work.format.input(), work.format.output());
     let buffer = u64::from(work.split.weight) * u64::from(soc.bank_bytes);
     let task = TaskWork::matmul((work.rows, work.k, work.n), precisions, work.form.order(), buffer);
@@ -46,7 +52,7 @@ pub fn task(work: &Work, soc: &Soc) -> Modelled {
         Reuse::Weights => task.weights_kept(),
         Reuse::Features => TaskWork { feature_bytes: 0, ..task },
     };
-    Model::default().task_on_cores(&task, work.cores).total + NEXT_PROGRAM
+    Model::default().task_on_cores(&task, work.cores)
 }
 
 /// The soft reset that a change of the datapath can need: measured elsewhere, 105 ms on average

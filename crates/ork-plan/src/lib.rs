@@ -29,6 +29,7 @@ mod rule;
 pub mod rules;
 pub mod schedule;
 mod tiling;
+mod timeline;
 
 pub use admission::{Refusal, admit};
 pub use cost::Modelled;
@@ -43,3 +44,4 @@ pub use plan::{
 };
 pub use problem::{PlanOptions, Problem, weight_layout, weight_layout_with};
 pub use product::{HostWork, Lowered, Product, UnknownProduct};
+pub use timeline::{ChainTime, TaskTime};

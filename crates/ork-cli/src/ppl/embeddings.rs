@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use super::report::{Computed, Size, Text};
 use super::rows::Row;
 use super::run::whereabouts;
-use super::table::{BLANK, Table};
 use super::{PplArgs, Task, write};
 use crate::failure::{Failure, print};
 use crate::progress;
 use crate::session::{Log, Session};
+use crate::table::{BLANK, Table};
 
 /// Sentences, unless the command says otherwise.
 const SENTENCES: usize = 100;

@@ -6,7 +6,6 @@ mod plot;
 mod report;
 mod rows;
 mod run;
-mod table;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use ork_corpus::{Origin, Overlap, Part, SplitRule, Verdict};
 use ork_engine::quality::{Estimate, Perplexity, Quality};
 use serde::{Deserialize, Serialize};
 
-use super::table::{BLANK, Table};
+use crate::table::{BLANK, Table};
 
 /// Everything about one run. Also what a later run resumes from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
