@@ -2,7 +2,7 @@
 use ork_device::DeviceOptions;
 use ork_driver::DriverOptions;
 use ork_engine_options::{ContextOptions, GenerateOptions, LoadOptions};
-use ork_ggml::{BackendOptions, ForeignWeights, PackChoice, Route};
+use ork_ggml::{BackendOptions, ForeignWeights, MinRows, PackChoice, Route};
 use ork_recipe::{CalibrateOptions, PackOptions};
 use serde::{Deserialize, Serialize};
 
@@ -73,8 +73,8 @@ pub enum PluginReport {
 pub struct Offload {
     /// Who multiplies.
     pub route: RouteKind,
-    /// Rows from which `route = "auto"` uses the NPU.
-    pub min_rows: u32,
+    /// Which products `route = "auto"` gives to the NPU: `by-cost`, or a number of rows from which it does.
+    pub min_rows: MinRows,
     /// Weights that stay on the CPU, by name; `*` stands for any run of characters.
     pub exclude: Vec<String>,
     /// Where the NPU's weights come from: a pack, or the model's own bytes.
@@ -87,7 +87,7 @@ impl Default for Offload {
     fn default() -> Self {
         Self {
             route: RouteKind::Auto,
-            min_rows: Route::DEFAULT_MIN_ROWS,
+            min_rows: MinRows::ByCost,
             exclude: Vec::new(),
             pack: PackChoice::Auto,
             foreign_weights: ForeignWeights::default(),
@@ -99,7 +99,7 @@ impl Default for Offload {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouteKind {
-    /// Many rows (prefill) on the NPU, few rows (decode) on the CPU.
+    /// Each product where it is modelled to be faster.
     #[default]
     Auto,
     /// Everything on the NPU.
@@ -168,8 +168,8 @@ pub const OPTIONS: &[OptionDef] = &[
     named("device.node", "device-node", None, "PATH", "Device node to use instead of searching"),
     named("device.cores", "cores", None, "N", "NPU cores to use, 1 to 3"),
     named("device.timeout_ms", "timeout-ms", None, "MS", "Longest time that a job on the NPU may take"),
-    named("offload.route", "route", None, "auto|npu|cpu", "Who multiplies: auto sends many rows to the NPU and few to the CPU"),
-    named("offload.min_rows", "min-rows", None, "N", "Rows from which route auto uses the NPU"),
+    named("offload.route", "route", None, "auto|npu|cpu", "Who multiplies: auto gives each product to the one that is modelled to be faster"),
+    named("offload.min_rows", "min-rows", None, "by-cost|N", "Which products route auto gives to the NPU: by modelled cost, or from N rows on"),
     named("offload.pack", "pack", None, "auto|never|require|build|PATH", "Weights that were packed for the NPU: auto takes MODEL.orkpack beside MODEL.gguf if there is one, build makes it once"),
     keyed("offload.exclude", "[\"NAME\", ...]", "Weights that stay on the CPU; * stands for any run of characters"),
     keyed("offload.foreign_weights", "decline|pack_per_call", "Matrices in plain CPU memory: leave them, or pack them for each product (slow; ggml's backend test needs it)"),

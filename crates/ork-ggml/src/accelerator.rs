@@ -80,6 +80,12 @@ pub trait Accelerator: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Modelled time of `m` rows by a weight that would be taken for this one product; `None` without a model, or for
+    /// shapes that cannot be computed.
+    fn modelled(&self, _k: usize, _n: usize, _m: usize) -> Option<ModelledTime> {
+        None
+    }
+
     /// The host's wish for CPU threads, before each decode. A hint.
     fn set_threads(&self, _threads: u32) {}
 }
@@ -100,11 +106,27 @@ pub trait LoadedWeight: Any + Send + Sync + fmt::Debug {
         0
     }
 
+    /// Modelled time of `m` rows; `None` if the accelerator has no model of its time.
+    fn modelled(&self, _m: usize) -> Option<ModelledTime> {
+        None
+    }
+
     /// `x`: `m` × `k` contiguous; `out`: `m` × `n` contiguous, every element is to be written.
     ///
     /// # Errors
     /// Any failure; the contents of `out` are then unspecified and the caller must not use them.
     fn matmul(&self, m: usize, x: &[f32], out: &mut [f32]) -> Result<(), AccelError>;
+}
+
+/// Modelled time of a product: what an accelerator says of itself, to be weighed against the CPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ModelledTime {
+    /// Microseconds on the accelerator, from the call to its return, without the host's work on operands.
+    pub npu_us: f64,
+    /// Bytes that the host reads and writes around it.
+    pub host_bytes: u64,
+    /// Bytes of the weight that must be brought in first; 0 for one that stays.
+    pub brought_in_bytes: u64,
 }
 
 /// Memory of an accelerator.

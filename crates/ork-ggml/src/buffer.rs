@@ -11,12 +11,14 @@
 //! Packed weights are keyed by their offset in the buffer and die with it; no key outlives the memory it names.
 
 use crate::abi;
-use crate::accelerator::{AccelError, AccelErrorKind, LoadedWeight};
+use crate::accelerator::{AccelError, AccelErrorKind, LoadedWeight, ModelledTime};
 use crate::backend::OrkBackend;
+use crate::cost;
 use crate::error::BackendError;
 use crate::host::ElementType;
 use crate::memory::HostMemory;
 use crate::pack::{Absent, ModelPack, PackMiss};
+use crate::routing::Question;
 use crate::software::SoftwareWeight;
 use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
@@ -44,6 +46,7 @@ pub(crate) struct Weight {
     pub(crate) k: usize,
     pub(crate) n: usize,
     pub(crate) held: Held,
+    stored: cost::Stored,
     /// The books to strike the weight from when it goes.
     backend: &'static OrkBackend,
 }
@@ -66,10 +69,29 @@ impl Weight {
         Self::new(backend, shape, Held::Accelerator(loaded))
     }
 
+    /// Modelled time of `m` rows, if the accelerator holds it and has a model.
+    pub(crate) fn modelled(&self, m: usize) -> Option<ModelledTime> {
+        match &self.held {
+            Held::Accelerator(loaded) => loaded.modelled(m),
+            Held::Software(_) => None,
+        }
+    }
+
+    /// What `m` rows cost on either side.
+    pub(crate) fn question(&self, m: usize) -> Question {
+        Question {
+            size: cost::Size { m: m as u64, k: self.k as u64, n: self.n as u64 },
+            stored: self.stored,
+            matrices: 1,
+            time: self.modelled(m),
+            packed_for_it: false,
+        }
+    }
+
     fn new(backend: &'static OrkBackend, shape: &Shape, held: Held) -> Self {
         let Shape { name, element, type_, k, n, .. } = shape;
         let (name, type_name) = (name.clone(), element.name.clone());
-        Self { name, type_name, type_: *type_, k: *k, n: *n, held, backend }
+        Self { name, type_name, type_: *type_, k: *k, n: *n, held, stored: shape.stored(), backend }
     }
 }
 
@@ -115,6 +137,11 @@ impl Shape {
     /// Bytes of one matrix whose rows follow each other.
     pub(crate) fn matrix_bytes(&self) -> usize {
         self.element.row_bytes(self.k).unwrap_or(0) * self.n
+    }
+
+    /// How the CPU holds one matrix.
+    pub(crate) fn stored(&self) -> cost::Stored {
+        cost::Stored { bytes: self.matrix_bytes() as u64, float: self.element.block == 1 }
     }
 
     /// Matrix `index` of the stack, under a name of its own.

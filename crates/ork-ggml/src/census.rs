@@ -4,6 +4,8 @@
 //! *Planning* counts questions: ggml asks several times per node and graph, so these numbers say *why*, not how
 //! often work was done. *Executed* counts work. A weight that never executes is a placement regression.
 
+use crate::buffer::Shape;
+use crate::routing::{self, Ledger, Place, RouteKey, RouteUse, RowClass, Verdict};
 use crate::{Decline, DeclineReason, PackMiss};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -107,9 +109,16 @@ pub struct ClaimCensus {
     pub holding: Holding,
     /// Packs.
     pub packs: PackUse,
+    /// Where products went, and what they are modelled to cost. A list, since its keys are no text.
+    pub routes: Vec<(RouteKey, RouteUse)>,
 }
 
 impl ClaimCensus {
+    /// Where products went and why: one line for each operation, kind of weight and class of rows.
+    pub fn route_table(&self) -> String {
+        routing::table(&self.routes.iter().cloned().collect())
+    }
+
     /// How often `reason` was given for `op` at planning.
     pub fn declined(&self, op: &str, reason: DeclineReason) -> u64 {
         self.planning.declined.iter().filter(|d| d.op == op && d.reason == reason).map(|d| d.count).sum()
@@ -155,7 +164,7 @@ fn without_numbers(name: &str) -> String {
 
 impl fmt::Display for ClaimCensus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { planning, executed, holding, packs } = self;
+        let Self { planning, executed, holding, packs, .. } = self;
         writeln!(
             f,
             "weights   {} held ({} MiB), {} loaded, {} left to the CPU for want of room",
@@ -213,6 +222,7 @@ struct Inner {
     executed: Executed,
     holding: Holding,
     packs: PackUse,
+    routes: Ledger,
 }
 
 /// One finished matmul, for the books.
@@ -223,7 +233,8 @@ pub(crate) struct MatMulRecord<'a> {
     pub(crate) k: usize,
     pub(crate) n: usize,
     pub(crate) m: usize,
-    pub(crate) software: bool,
+    pub(crate) op: &'a str,
+    pub(crate) verdict: Verdict,
 }
 
 impl Counters {
@@ -237,6 +248,26 @@ impl Counters {
 
     pub(crate) fn claimed(&self) {
         self.with(|c| c.claimed += 1);
+    }
+
+    /// It was asked who is to compute a product of `m` rows by each matrix of a stack.
+    pub(crate) fn judged(&self, op: &str, shape: &Shape, m: u64, verdict: &Verdict) {
+        let stack = if shape.matrices == 1 { "" } else { "[*]" };
+        let key = RouteKey {
+            op: op.to_owned(),
+            kind: without_numbers(&shape.name) + stack,
+            type_name: shape.element.name.clone(),
+            k: shape.k as u64,
+            n: shape.n as u64,
+            rows: RowClass::of(m),
+            place: verdict.place,
+            why: verdict.why,
+        };
+        self.with(|c| {
+            let line = c.routes.entry(key).or_default();
+            line.asked += 1;
+            line.judged(m, verdict);
+        });
     }
 
     pub(crate) fn declined(&self, op: &str, subject: &str, decline: &Decline) {
@@ -258,7 +289,19 @@ impl Counters {
                 let m = record.m as u64;
                 c.executed.matmuls += 1;
                 c.executed.rows += m;
-                c.executed.software += u64::from(record.software);
+                c.executed.software += u64::from(record.verdict.place == Place::Software);
+                let kind = without_numbers(record.weight);
+                let key = RouteKey {
+                    op: record.op.to_owned(),
+                    kind,
+                    type_name: record.type_name.to_owned(),
+                    k: record.k as u64,
+                    n: record.n as u64,
+                    rows: RowClass::of(m),
+                    place: record.verdict.place,
+                    why: record.verdict.why,
+                };
+                c.routes.entry(key).or_default().computed(m, &record.verdict);
                 if !c.executed.weights.contains_key(record.weight) {
                     let fresh = WeightUse {
                         k: record.k as u64,
@@ -341,6 +384,7 @@ impl Counters {
             executed: c.executed.clone(),
             holding: c.holding,
             packs: c.packs.clone(),
+            routes: c.routes.iter().map(|(key, used)| (key.clone(), *used)).collect(),
         })
     }
 }
@@ -364,7 +408,10 @@ mod tests {
     #[test]
     fn the_table_sums_layers() {
         let counters = Counters::default();
-        let record = |weight, m| MatMulRecord { weight, type_name: "q8_0", k: 64, n: 32, m, software: false };
+        let verdict =
+            Verdict { npu_us: None, cpu_us: 1.0, place: Place::Npu, why: crate::routing::Why::Route };
+        let record =
+            |weight, m| MatMulRecord { weight, type_name: "q8_0", k: 64, n: 32, m, op: "MUL_MAT", verdict };
         counters.submission(&[record("blk.0.a.weight", 3), record("blk.1.a.weight", 5)]);
         counters.submission(&[record("blk.0.a.weight", 40)]);
         let table = counters.snapshot().table();

@@ -10,11 +10,14 @@
 //! A weight in a resident buffer can be read by nobody else, so (2) must accept it whatever its shape and rows.
 
 use crate::abi;
+use crate::accelerator::ModelledTime;
 use crate::backend::OrkBackend;
 use crate::buffer::{OrkBuffer, Residency, Shape, name_of};
+use crate::cost;
 use crate::decline::Decline;
 use crate::device::buffer_type_name;
-use crate::options::{ForeignWeights, Route};
+use crate::options::{ForeignWeights, MinRows, Route};
+use crate::routing::{self, Place, Question, Verdict};
 
 /// Fewest results of a product with a matrix that is packed for it alone. Packing costs more than such a product, and its
 /// error, which is small beside the results together, may be large beside a single one that is near zero.
@@ -108,8 +111,7 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         return Err(Decline::ResultLayout);
     }
     // Rows of the result: a row of the activation may meet several experts.
-    let rows: i64 = op.ne[1..].iter().product();
-    let m = (u64::try_from(rows).unwrap_or(0) / shape.matrices as u64).max(1);
+    let rows = u64::try_from(op.ne[1..].iter().product::<i64>()).unwrap_or(0);
     let precise = || match op.op_params[abi::OP_PARAM_ACTIVATION_PRECISION] {
         1..abi::PREC_Q8 => Err(Decline::Precision),
         _ => Ok(()),
@@ -118,12 +120,13 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         Home::Ours(buffer) if buffer.residency == Residency::Resident => Ok(Accepted::MatMul),
         Home::Ours(buffer) => {
             precise()?;
-            let accepted = rows_worth_it(backend.route(), m)?;
+            let time = |m| match buffer.weight_at(weight.data) {
+                Some(weight) => weight.modelled(m),
+                None => backend.accelerator().ok()?.modelled(shape.k, shape.n, m),
+            };
             // A host that reads a file straight into memory shared with the CPU tells nobody.
-            if buffer.holds_stack(weight.data, &shape) || buffer.adopt(weight, &shape) {
-                return Ok(accepted);
-            }
-            Err(Decline::NotLoaded)
+            let loaded = || buffer.holds_stack(weight.data, &shape) || buffer.adopt(weight, &shape);
+            worth_it(backend, op, &question(&shape, rows, &time, false), &shape, &loaded)
         }
         Home::Probe => {
             within_limits(backend, weight)?;
@@ -141,18 +144,58 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
                 return Err(Decline::FewResults { results, min: FOREIGN_RESULTS_MIN });
             }
             within_limits(backend, weight)?;
-            rows_worth_it(backend.route(), m)
+            let time = |m| backend.accelerator().ok()?.modelled(shape.k, shape.n, m);
+            worth_it(backend, op, &question(&shape, rows, &time, true), &shape, &|| true)
         }
     }
 }
 
+/// What a product of `rows` rows with a stack of matrices costs on either side: the matrices that are used, and the rows
+/// that each of them meets, if they share them evenly.
+pub(crate) fn question(
+    shape: &Shape,
+    rows: u64,
+    time: &dyn Fn(usize) -> Option<ModelledTime>,
+    packed_for_it: bool,
+) -> Question {
+    let matrices = (shape.matrices as u64).min(rows).max(1);
+    let m = rows.div_ceil(matrices).max(1);
+    Question {
+        size: cost::Size { m, k: shape.k as u64, n: shape.n as u64 },
+        stored: shape.stored(),
+        matrices,
+        time: time(usize::try_from(m).unwrap_or(usize::MAX)),
+        packed_for_it,
+    }
+}
+
 /// The route's opinion on a matmul that the CPU could run as well.
-fn rows_worth_it(route: Route, m: u64) -> Result<Accepted, Decline> {
-    match route {
-        Route::Npu => Ok(Accepted::MatMul),
-        Route::Auto { min_rows } if m >= u64::from(min_rows) => Ok(Accepted::MatMul),
-        Route::Auto { min_rows } => Err(Decline::BelowMinRows { m, min_rows }),
-        Route::Cpu => Err(Decline::RouteIsCpu),
+fn worth_it(
+    backend: &OrkBackend,
+    op: &abi::Tensor,
+    question: &Question,
+    shape: &Shape,
+    loaded: &dyn Fn() -> bool,
+) -> Result<Accepted, Decline> {
+    let route = backend.route();
+    let verdict = routing::decide(route, question);
+    if verdict.place == Place::Npu && !loaded() {
+        return Err(Decline::NotLoaded);
+    }
+    let op_name = backend.host().op_name(op.op);
+    backend.counters().judged(&op_name, shape, question.size.m, &verdict);
+    let m = question.size.m;
+    let Verdict { npu_us, cpu_us, place, .. } = verdict;
+    match (place, route, npu_us) {
+        (Place::Npu, ..) => Ok(Accepted::MatMul),
+        (_, Route::Cpu, _) => Err(Decline::RouteIsCpu),
+        (_, Route::Auto { min_rows: MinRows::Rows(min_rows) }, _) => {
+            Err(Decline::BelowMinRows { m, min_rows })
+        }
+        (_, _, Some(npu_us)) => {
+            Err(Decline::CpuFaster { m, npu_us: npu_us.round() as u64, cpu_us: cpu_us.round() as u64 })
+        }
+        (_, _, None) => Err(Decline::BelowMinRows { m, min_rows: MinRows::WITHOUT_MODEL }),
     }
 }
 

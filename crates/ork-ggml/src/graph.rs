@@ -11,6 +11,7 @@ use crate::buffer::{Held, Weight, name_of};
 use crate::census::MatMulRecord;
 use crate::error::BackendError;
 use crate::operands::{Activation, Node, Part, Rows, Selection, read_node};
+use crate::routing::{self, Place, Verdict, Why};
 
 /// Memory of a stream.
 #[derive(Debug, Default)]
@@ -183,6 +184,7 @@ fn run_part(
         let n = weights.iter().map(|weight| weight.n).sum();
         return Err(BackendError::MatMul { name: names.join("+"), m, k, n, source });
     }
+    let op = members.first().map_or("", |member| member.op.as_str());
     let records: Vec<MatMulRecord<'_>> = weights
         .iter()
         .map(|weight| MatMulRecord {
@@ -191,11 +193,23 @@ fn run_part(
             k: weight.k,
             n: weight.n,
             m,
-            software: matches!(weight.held, Held::Software(_)),
+            op,
+            verdict: verdict_of(backend, weight, m),
         })
         .collect();
     backend.counters().submission(&records);
     Ok(())
+}
+
+/// Where a product was computed, why, and what it is modelled to cost on either side.
+fn verdict_of(backend: &OrkBackend, weight: &Weight, m: usize) -> Verdict {
+    let verdict = routing::decide(backend.route(), &weight.question(m));
+    match weight.held {
+        // It was claimed, so the route wanted it, or nobody else can read the weight.
+        Held::Accelerator(_) if verdict.place == Place::Npu => verdict,
+        Held::Accelerator(_) => Verdict { place: Place::Npu, why: Why::Route, ..verdict },
+        Held::Software(_) => Verdict { place: Place::Software, why: Why::Declined, ..verdict },
+    }
 }
 
 /// The multiplication itself: one call for what the accelerator holds, the plain loop for the rest.

@@ -23,6 +23,7 @@ mod backend;
 mod buffer;
 mod census;
 mod claim;
+mod cost;
 mod decline;
 mod device;
 mod error;
@@ -34,16 +35,21 @@ mod npu;
 mod operands;
 mod options;
 mod pack;
+mod routing;
 mod software;
 mod survey;
 
-pub use accelerator::{AccelError, AccelErrorKind, AccelMemory, Accelerator, LoadedWeight, WeightRows};
+pub use accelerator::{
+    AccelError, AccelErrorKind, AccelMemory, Accelerator, LoadedWeight, ModelledTime, WeightRows,
+};
 pub use backend::{OrkBackend, PackFinder};
 pub use census::{ClaimCensus, DeclineCount, Executed, Holding, PackUse, Planning, WeightUse};
+pub use cost::{CPU_TABLE, CpuConstant};
 pub use decline::{Decline, DeclineReason};
 pub use error::{BackendError, InitError};
 pub use host::Host;
 pub use npu::NpuAccelerator;
-pub use options::{BackendOptions, ForeignWeights, Route};
+pub use options::{BackendOptions, ForeignWeights, MinRows, Route};
 pub use pack::{Absent, ModelPack, PackChoice, PackMiss, PackUseError};
+pub use routing::{Place, RouteKey, RouteUse, RowClass, Why};
 pub use survey::{ClaimedWeight, Survey};

@@ -5,10 +5,10 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use ork_driver::{Driver, DriverError, MatmulGroup, Tiles, Weight};
+use ork_driver::{Driver, DriverError, MatmulGroup, ModelledProduct, Tiles, Weight};
 
 use crate::error::in_full;
-use crate::{AccelError, AccelErrorKind, Accelerator, Decline, LoadedWeight, WeightRows};
+use crate::{AccelError, AccelErrorKind, Accelerator, Decline, LoadedWeight, ModelledTime, WeightRows};
 
 /// Multiplies on the NPU of an [`ork_driver::Driver`].
 pub struct NpuAccelerator {
@@ -111,6 +111,15 @@ impl Accelerator for NpuAccelerator {
         let driver = self.driver().map_err(AccelError::clone)?;
         driver.matmul(&mut MatmulGroup { m, x, parts }).map_err(accel_error)
     }
+
+    fn modelled(&self, k: usize, n: usize, m: usize) -> Option<ModelledTime> {
+        let product = self.driver().ok()?.modelled_shape(k, n, m).ok()?;
+        Some(time_of(&product, 0))
+    }
+}
+
+fn time_of(product: &ModelledProduct, brought_in_bytes: u64) -> ModelledTime {
+    ModelledTime { npu_us: product.npu_us, host_bytes: product.host_bytes, brought_in_bytes }
 }
 
 fn never_opened() -> AccelError {
@@ -128,6 +137,12 @@ impl LoadedWeight for NpuWeight {
 
     fn device_bytes(&self) -> u64 {
         self.weight.device_bytes()
+    }
+
+    fn modelled(&self, m: usize) -> Option<ModelledTime> {
+        let product = self.driver.modelled(&self.weight, m).ok()?;
+        let brought_in = if self.weight.is_streamed() { self.weight.device_bytes() } else { 0 };
+        Some(time_of(&product, brought_in))
     }
 
     fn matmul(&self, m: usize, x: &[f32], out: &mut [f32]) -> Result<(), AccelError> {

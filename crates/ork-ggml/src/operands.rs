@@ -314,6 +314,8 @@ impl<'g> Stack<'g> {
 #[derive(Debug)]
 pub(crate) struct Node<'g> {
     pub(crate) name: String,
+    /// ggml's name of the operation.
+    pub(crate) op: String,
     pub(crate) activation: Activation,
     pub(crate) selection: Selection,
     pub(crate) stack: Stack<'g>,
@@ -381,7 +383,8 @@ pub(crate) fn read_node<'g>(backend: &OrkBackend, node: &'g abi::Tensor) -> Resu
     if !(node.data as usize).is_multiple_of(align_of::<f32>()) {
         return Err(bad(node, "the result is not aligned"));
     }
-    Ok(Node { name: name_of(node), activation, selection, stack, n, out: node.data.cast(), out_len })
+    let op = backend.host().op_name(node.op);
+    Ok(Node { name: name_of(node), op, activation, selection, stack, n, out: node.data.cast(), out_len })
 }
 
 #[cfg(test)]

@@ -8,12 +8,12 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Route {
-    /// Weights are on the accelerator *and* readable by the CPU: many rows (prefill) go to the NPU, few rows (decode)
-    /// to the CPU. Costs the model's size in host memory.
+    /// Weights are on the accelerator *and* readable by the CPU, and each matmul goes to the one that is modelled to be
+    /// faster: as a rule many rows (prefill) to the NPU, few rows (decode) to the CPU. Costs the model's size in host memory.
     Auto {
-        /// Rows of the activation from which the NPU takes a matmul.
-        #[serde(default = "Route::default_min_rows")]
-        min_rows: u32,
+        /// Which matmuls the NPU takes.
+        #[serde(default)]
+        min_rows: MinRows,
     },
     /// Weights are on the accelerator only: every matmul of a claimed weight runs there, whatever its rows.
     Npu,
@@ -21,25 +21,82 @@ pub enum Route {
     Cpu,
 }
 
-impl Route {
-    /// Threshold of [`Route::Auto`] unless configured.
-    pub const DEFAULT_MIN_ROWS: u32 = 32;
+/// Which matmuls [`Route::Auto`] gives to the NPU. As text `by-cost`, or a number of rows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MinRows {
+    /// Those that are modelled to be faster there (docs/routing.md). For accelerators without a model:
+    /// [`MinRows::WITHOUT_MODEL`] rows.
+    #[default]
+    ByCost,
+    /// Those whose activation has so many rows or more.
+    Rows(u32),
+}
 
-    fn default_min_rows() -> u32 {
-        Self::DEFAULT_MIN_ROWS
+impl MinRows {
+    /// The rows that are enough for an accelerator that has no model of its time.
+    pub const WITHOUT_MODEL: u32 = 32;
+    const BY_COST: &str = "by-cost";
+}
+
+impl fmt::Display for MinRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ByCost => f.write_str(Self::BY_COST),
+            Self::Rows(rows) => write!(f, "{rows}"),
+        }
+    }
+}
+
+impl Serialize for MinRows {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::ByCost => serializer.serialize_str(Self::BY_COST),
+            Self::Rows(rows) => serializer.serialize_u32(*rows),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for MinRows {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl serde::de::Visitor<'_> for Text {
+            type Value = MinRows;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "`{}` or a number of rows", MinRows::BY_COST)
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<MinRows, E> {
+                if text == MinRows::BY_COST {
+                    Ok(MinRows::ByCost)
+                } else {
+                    Err(E::custom(format!("`{text}` is neither `{}` nor a number of rows", MinRows::BY_COST)))
+                }
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, rows: u64) -> Result<MinRows, E> {
+                u32::try_from(rows).map(MinRows::Rows).map_err(E::custom)
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, rows: i64) -> Result<MinRows, E> {
+                u32::try_from(rows).map(MinRows::Rows).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Text)
     }
 }
 
 impl Default for Route {
     fn default() -> Self {
-        Self::Auto { min_rows: Self::DEFAULT_MIN_ROWS }
+        Self::Auto { min_rows: MinRows::ByCost }
     }
 }
 
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Auto { min_rows } => write!(f, "auto (npu from {min_rows} rows)"),
+            Self::Auto { min_rows: MinRows::ByCost } => f.write_str("auto (by cost)"),
+            Self::Auto { min_rows: MinRows::Rows(rows) } => write!(f, "auto (npu from {rows} rows)"),
             Self::Npu => f.write_str("npu"),
             Self::Cpu => f.write_str("cpu"),
         }
