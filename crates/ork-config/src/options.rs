@@ -2,7 +2,9 @@
 use ork_device::DeviceOptions;
 use ork_driver::DriverOptions;
 use ork_engine_options::{ContextOptions, GenerateOptions, LoadOptions};
-use ork_ggml::{BackendOptions, ForeignWeights, MinRows, PackChoice, Route};
+use ork_ggml::{
+    Attention, BackendOptions, ExpertOptions, ForeignWeights, MinRows, PackChoice, Route, Swiglu,
+};
 use ork_recipe::{CalibrateOptions, PackOptions};
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +83,12 @@ pub struct Offload {
     pub pack: PackChoice,
     /// Matrices in plain memory of the CPU, which were not packed when the model was loaded.
     pub foreign_weights: ForeignWeights,
+    /// Experts of mixtures.
+    pub experts: ExpertOptions,
+    /// SwiGLU of a feed-forward.
+    pub swiglu: Swiglu,
+    /// Products of two computed matrices.
+    pub attention: Attention,
 }
 
 impl Default for Offload {
@@ -91,6 +99,9 @@ impl Default for Offload {
             exclude: Vec::new(),
             pack: PackChoice::Auto,
             foreign_weights: ForeignWeights::default(),
+            experts: ExpertOptions::default(),
+            swiglu: Swiglu::default(),
+            attention: Attention::default(),
         }
     }
 }
@@ -117,7 +128,14 @@ impl Offload {
             RouteKind::Npu => Route::Npu,
             RouteKind::Cpu => Route::Cpu,
         };
-        BackendOptions { route, exclude: self.exclude.clone(), foreign_weights: self.foreign_weights }
+        BackendOptions {
+            route,
+            exclude: self.exclude.clone(),
+            foreign_weights: self.foreign_weights,
+            experts: self.experts.clone(),
+            swiglu: self.swiglu,
+            attention: self.attention,
+        }
     }
 }
 
@@ -173,6 +191,11 @@ pub const OPTIONS: &[OptionDef] = &[
     named("offload.pack", "pack", None, "auto|never|require|build|PATH", "Weights that were packed for the NPU: auto takes MODEL.orkpack beside MODEL.gguf if there is one, build makes it once"),
     keyed("offload.exclude", "[\"NAME\", ...]", "Weights that stay on the CPU; * stands for any run of characters"),
     keyed("offload.foreign_weights", "decline|pack_per_call", "Matrices in plain CPU memory: leave them, or pack them for each product (slow; ggml's backend test needs it)"),
+    keyed("offload.experts.cache", "all|BYTES", "Experts of a mixture on the NPU: all, or the most used that so many bytes hold; the others are computed on the CPU in four bits"),
+    keyed("offload.experts.skew", "PATH", "File of ork moe-skew: which experts are used most"),
+    keyed("offload.experts.codes", "nf4|int4", "Four-bit codes of experts where there is a cache and no pack"),
+    keyed("offload.swiglu", "off|overlap", "SwiGLU between products on the NPU: by llama.cpp afterwards, or by ork's threads beside the second product"),
+    keyed("offload.attention", "off|by-cost|on", "Products of queries with keys, and of scores with values: on the NPU never, where it is modelled to pay, or whenever it can; int8"),
     keyed("plugin.log", "off|error|warn|info|debug|trace", "What the plug-in for llama.cpp's own programs logs to standard error"),
     keyed("plugin.report", "off|summary|table", "What the plug-in prints to standard error when the program ends"),
     keyed("load.mmap", "true|false", "Map the model file instead of reading it"),

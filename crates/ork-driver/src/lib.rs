@@ -23,6 +23,7 @@
 
 mod accumulate;
 mod check;
+mod codes;
 mod counters;
 mod datapath;
 mod driver;

@@ -19,6 +19,8 @@ pub struct Planning {
     pub structural: u64,
     /// Matmuls accepted.
     pub claimed: u64,
+    /// SwiGLUs accepted.
+    pub swiglu: u64,
     /// Declined, by operation and reason.
     pub declined: Vec<DeclineCount>,
 }
@@ -50,10 +52,36 @@ pub struct Executed {
     /// Of `matmuls`: those computed by the plain software loop because the accelerator cannot hold the matrix
     /// (adapters in a resident buffer).
     pub software: u64,
+    /// Of `matmuls`: those with matrices of a stack, by where the matrix is.
+    pub experts: ExpertUse,
+    /// SwiGLUs that were computed.
+    pub swiglu: SwigluUse,
     /// Matmuls that failed.
     pub failed: u64,
     /// By weight, in name order.
     pub weights: BTreeMap<String, WeightUse>,
+}
+
+/// Use of the matrices of stacks: experts, as a rule.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpertUse {
+    /// Products on the accelerator.
+    pub hot: u64,
+    /// Products by four-bit codes on the CPU.
+    pub cold: u64,
+    /// Rows of the former.
+    pub hot_rows: u64,
+    /// Rows of the latter.
+    pub cold_rows: u64,
+}
+
+/// SwiGLUs that this backend computed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwigluUse {
+    /// All of them.
+    pub computed: u64,
+    /// Those whose `silu` was started while the accelerator still had a product to compute.
+    pub overlapped: u64,
 }
 
 /// Use of one weight.
@@ -73,6 +101,8 @@ pub struct WeightUse {
     pub m_min: u64,
     /// Largest m seen.
     pub m_max: u64,
+    /// Of `matmuls`: those by four-bit codes on the CPU.
+    pub cold: u64,
 }
 
 /// Weights held.
@@ -86,6 +116,10 @@ pub struct Holding {
     pub live_device_bytes: u64,
     /// Weights left to the CPU because the accelerator had no room.
     pub no_room: u64,
+    /// Experts held in four bits by the host now.
+    pub cold: u64,
+    /// Bytes of them.
+    pub cold_bytes: u64,
 }
 
 /// Weights and the pack they were to come from, since one was set last.
@@ -196,6 +230,21 @@ impl fmt::Display for ClaimCensus {
             executed.software,
             executed.failed
         )?;
+        let ExpertUse { hot, cold, hot_rows, cold_rows } = executed.experts;
+        if holding.cold > 0 || cold > 0 {
+            writeln!(
+                f,
+                "experts   {hot} products ({hot_rows} rows) on the accelerator, {cold} ({cold_rows} rows) on the CPU in four bits: {:.1} % of \
+                 the rows met a hot expert; {} cold experts held ({:.1} MiB)",
+                100.0 * hot_rows as f64 / (hot_rows + cold_rows).max(1) as f64,
+                holding.cold,
+                holding.cold_bytes as f64 / (1u64 << 20) as f64
+            )?;
+        }
+        let SwigluUse { computed, overlapped } = executed.swiglu;
+        if computed > 0 {
+            writeln!(f, "swiglu    {computed} computed, {overlapped} of them beside a product")?;
+        }
         writeln!(f, "planning  {} matmuls claimed (questions, not work)", planning.claimed)?;
         for line in &planning.declined {
             writeln!(
@@ -218,6 +267,7 @@ pub(crate) struct Counters {
 struct Inner {
     structural: u64,
     claimed: u64,
+    swiglu: u64,
     declined: BTreeMap<(DeclineReason, String), (u64, String)>,
     executed: Executed,
     holding: Holding,
@@ -289,6 +339,16 @@ impl Counters {
                 let m = record.m as u64;
                 c.executed.matmuls += 1;
                 c.executed.rows += m;
+                let cold = u64::from(record.verdict.place == Place::Cold);
+                if record.weight.ends_with(']') {
+                    let experts = &mut c.executed.experts;
+                    let (products, rows) = match cold {
+                        0 => (&mut experts.hot, &mut experts.hot_rows),
+                        _ => (&mut experts.cold, &mut experts.cold_rows),
+                    };
+                    *products += 1;
+                    *rows += m;
+                }
                 c.executed.software += u64::from(record.verdict.place == Place::Software);
                 let kind = without_numbers(record.weight);
                 let key = RouteKey {
@@ -314,11 +374,38 @@ impl Counters {
                 }
                 if let Some(weight) = c.executed.weights.get_mut(record.weight) {
                     weight.matmuls += 1;
+                    weight.cold += cold;
                     weight.rows += m;
                     weight.m_min = weight.m_min.min(m);
                     weight.m_max = weight.m_max.max(m);
                 }
             }
+        });
+    }
+
+    pub(crate) fn swiglu_claimed(&self) {
+        self.with(|c| c.swiglu += 1);
+    }
+
+    /// A SwiGLU was computed.
+    pub(crate) fn swiglu(&self, overlapped: bool) {
+        self.with(|c| {
+            c.executed.swiglu.computed += 1;
+            c.executed.swiglu.overlapped += u64::from(overlapped);
+        });
+    }
+
+    pub(crate) fn kept_cold(&self, bytes: u64) {
+        self.with(|c| {
+            c.holding.cold += 1;
+            c.holding.cold_bytes += bytes;
+        });
+    }
+
+    pub(crate) fn dropped_cold(&self, bytes: u64) {
+        self.with(|c| {
+            c.holding.cold = c.holding.cold.saturating_sub(1);
+            c.holding.cold_bytes = c.holding.cold_bytes.saturating_sub(bytes);
         });
     }
 
@@ -370,6 +457,7 @@ impl Counters {
             planning: Planning {
                 structural: c.structural,
                 claimed: c.claimed,
+                swiglu: c.swiglu,
                 declined: c
                     .declined
                     .iter()

@@ -16,7 +16,7 @@ use crate::buffer::{OrkBuffer, Residency, Shape, name_of};
 use crate::cost;
 use crate::decline::Decline;
 use crate::device::buffer_type_name;
-use crate::options::{ForeignWeights, MinRows, Route};
+use crate::options::{Attention, MinRows, Route, Swiglu};
 use crate::routing::{self, Place, Question, Verdict};
 
 /// Fewest results of a product with a matrix that is packed for it alone. Packing costs more than such a product, and its
@@ -30,6 +30,8 @@ pub(crate) enum Accepted {
     Structural,
     /// A matmul.
     MatMul,
+    /// A SwiGLU of two matmuls.
+    Swiglu,
 }
 
 /// Where the left operand of a matmul lives.
@@ -54,6 +56,10 @@ pub(crate) fn supports(backend: &OrkBackend, op: &abi::Tensor) -> bool {
             backend.counters().claimed();
             true
         }
+        Ok(Accepted::Swiglu) => {
+            backend.counters().swiglu_claimed();
+            true
+        }
         Err(decline) => {
             // SAFETY: operands of a live tensor are live or null.
             let weight = unsafe { op.src[0].as_ref() };
@@ -72,6 +78,9 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         return Ok(Accepted::Structural);
     }
     let host = backend.host();
+    if backend.is_glu(op.op) {
+        return swiglu(backend, op);
+    }
     if op.op != codes.mul_mat && op.op != codes.mul_mat_id {
         return Err(Decline::Operation { op: host.op_name(op.op) });
     }
@@ -84,7 +93,7 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         0 => {}
         hint => return Err(Decline::Hint { hint }),
     }
-    if weight.op != codes.none && backend.foreign_weights() == ForeignWeights::Decline {
+    if weight.op != codes.none && !backend.packs_per_call(weight) {
         return Err(Decline::ComputedOperand);
     }
     let home = home(backend, weight)?;
@@ -120,20 +129,24 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         Home::Ours(buffer) if buffer.residency == Residency::Resident => Ok(Accepted::MatMul),
         Home::Ours(buffer) => {
             precise()?;
-            let time = |m| match buffer.weight_at(weight.data) {
+            let one = |index: usize, m| match buffer.matrix_at(weight.data, &shape, index) {
                 Some(weight) => weight.modelled(m),
                 None => backend.accelerator().ok()?.modelled(shape.k, shape.n, m),
             };
+            let time = |m| match backend.experts().filter(|_| shape.matrices > 1) {
+                Some(experts) => experts.mean_time(&shape, m, &|index| one(index, m)),
+                None => one(0, m),
+            };
             // A host that reads a file straight into memory shared with the CPU tells nobody.
             let loaded = || buffer.holds_stack(weight.data, &shape) || buffer.adopt(weight, &shape);
-            worth_it(backend, op, &question(&shape, rows, &time, false), &shape, &loaded)
+            worth_it(backend, op, backend.route(), &question(&shape, rows, &time, false), &shape, &loaded)
         }
         Home::Probe => {
             within_limits(backend, weight)?;
-            if let (Ok(accelerator), [Ok(k), Ok(n)]) =
-                (backend.accelerator(), [weight.ne[0], weight.ne[1]].map(usize::try_from))
-            {
-                accelerator.claimed(&name_of(weight), k, n);
+            if let Ok(accelerator) = backend.accelerator() {
+                for index in 0..shape.matrices {
+                    accelerator.claimed(&shape.matrix(index).name, shape.k, shape.n);
+                }
             }
             Ok(Accepted::MatMul)
         }
@@ -145,9 +158,38 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
             }
             within_limits(backend, weight)?;
             let time = |m| backend.accelerator().ok()?.modelled(shape.k, shape.n, m);
-            worth_it(backend, op, &question(&shape, rows, &time, true), &shape, &|| true)
+            let route = match (backend.route(), backend.attention()) {
+                (Route::Cpu, _) => Route::Cpu,
+                (route, _) if weight.op == codes.none => route,
+                (_, Attention::On) => Route::Npu,
+                (_, Attention::ByCost) => Route::Auto { min_rows: MinRows::ByCost },
+                (route, Attention::Off) => route,
+            };
+            worth_it(backend, op, route, &question(&shape, rows, &time, true), &shape, &|| true)
         }
     }
+}
+
+/// A GLU is taken where both its operands are: its values come from memory that this backend has just written.
+fn swiglu(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted, Decline> {
+    let decline = || Decline::Operation { op: backend.host().op_name(op.op) };
+    // SAFETY: operands of a live tensor are live or null.
+    let (gate, up) = unsafe { (op.src[0].as_ref(), op.src[1].as_ref()) };
+    let (Some(gate), Some(up)) = (gate, up) else { return Err(decline()) };
+    let plain = |tensor: &abi::Tensor| {
+        // SAFETY: live tensor.
+        tensor.type_ == abi::TYPE_F32 && unsafe { (backend.host().ggml_is_contiguous)(tensor) }
+    };
+    let ours = |tensor: &abi::Tensor| {
+        tensor.op == backend.ops().mul_mat && decide(backend, tensor) == Ok(Accepted::MatMul)
+    };
+    let wanted = backend.swiglu() == Swiglu::Overlap
+        && op.op_params[abi::OP_PARAM_GLU_KIND] == abi::GLU_SWIGLU
+        && op.op_params[abi::OP_PARAM_GLU_SWAPPED] == 0
+        && [op, gate, up].into_iter().all(plain)
+        && op.ne == gate.ne
+        && op.ne == up.ne;
+    if wanted && ours(gate) && ours(up) { Ok(Accepted::Swiglu) } else { Err(decline()) }
 }
 
 /// What a product of `rows` rows with a stack of matrices costs on either side: the matrices that are used, and the rows
@@ -173,11 +215,11 @@ pub(crate) fn question(
 fn worth_it(
     backend: &OrkBackend,
     op: &abi::Tensor,
+    route: Route,
     question: &Question,
     shape: &Shape,
     loaded: &dyn Fn() -> bool,
 ) -> Result<Accepted, Decline> {
-    let route = backend.route();
     let verdict = routing::decide(route, question);
     if verdict.place == Place::Npu && !loaded() {
         return Err(Decline::NotLoaded);
@@ -213,7 +255,7 @@ fn within_limits(backend: &OrkBackend, weight: &abi::Tensor) -> Result<(), Decli
 fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
     let Some(buffer) = buffer_of(weight) else {
         // ggml's backend test asks before it allocates; what it gets then is the weight type of our device.
-        if backend.foreign_weights() == ForeignWeights::PackPerCall && backend.route() != Route::Npu {
+        if backend.packs_per_call(weight) && backend.route() != Route::Npu {
             return Ok(Home::Foreign);
         }
         return Err(Decline::ForeignBuffer { buffer_type: "none".to_owned() });
@@ -223,7 +265,7 @@ fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
             Some(ours)
                 if ours.residency == Residency::Shared
                     && ours.weight_at(weight.data).is_none()
-                    && backend.foreign_weights() == ForeignWeights::PackPerCall =>
+                    && backend.packs_per_call(weight) =>
             {
                 Ok(Home::Foreign)
             }
@@ -232,7 +274,7 @@ fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
             None => Ok(Home::Probe),
         };
     }
-    if backend.host().is_host(buffer.buft) && backend.foreign_weights() == ForeignWeights::PackPerCall {
+    if backend.host().is_host(buffer.buft) && backend.packs_per_call(weight) {
         return Ok(Home::Foreign);
     }
     Err(Decline::ForeignBuffer { buffer_type: buffer_type_name(buffer.buft) })

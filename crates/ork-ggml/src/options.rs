@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Options of the backend: plain values, no reads of the world.
 
-use serde::{Deserialize, Serialize};
+use ork_quant::Codebook;
+use serde::de::{Error, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
+use std::path::PathBuf;
 
 /// Who multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +51,7 @@ impl fmt::Display for MinRows {
 }
 
 impl Serialize for MinRows {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::ByCost => serializer.serialize_str(Self::BY_COST),
             Self::Rows(rows) => serializer.serialize_u32(*rows),
@@ -57,33 +60,134 @@ impl Serialize for MinRows {
 }
 
 impl<'de> Deserialize<'de> for MinRows {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-        impl serde::de::Visitor<'_> for Text {
-            type Value = MinRows;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "`{}` or a number of rows", MinRows::BY_COST)
-            }
-
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<MinRows, E> {
-                if text == MinRows::BY_COST {
-                    Ok(MinRows::ByCost)
-                } else {
-                    Err(E::custom(format!("`{text}` is neither `{}` nor a number of rows", MinRows::BY_COST)))
-                }
-            }
-
-            fn visit_u64<E: serde::de::Error>(self, rows: u64) -> Result<MinRows, E> {
-                u32::try_from(rows).map(MinRows::Rows).map_err(E::custom)
-            }
-
-            fn visit_i64<E: serde::de::Error>(self, rows: i64) -> Result<MinRows, E> {
-                u32::try_from(rows).map(MinRows::Rows).map_err(E::custom)
-            }
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match deserializer.deserialize_any(WordOrNumber { word: Self::BY_COST })? {
+            None => Ok(Self::ByCost),
+            Some(rows) => u32::try_from(rows).map(Self::Rows).map_err(D::Error::custom),
         }
-        deserializer.deserialize_any(Text)
     }
+}
+
+/// A value that is one word, `None`, or a number.
+struct WordOrNumber {
+    word: &'static str,
+}
+
+impl Visitor<'_> for WordOrNumber {
+    type Value = Option<u64>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` or a number", self.word)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        if text == self.word { Ok(None) } else { Err(E::invalid_value(Unexpected::Str(text), &self)) }
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(Some(number))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
+        u64::try_from(number).map(Some).map_err(|_| E::invalid_value(Unexpected::Signed(number), &self))
+    }
+}
+
+/// Which experts of a mixture are on the accelerator. As text `all`, or the bytes that they may take there in int8.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ExpertCache {
+    /// Every one, as every other weight.
+    #[default]
+    All,
+    /// As many as these bytes hold, the most used of each layer; the others are multiplied by on the CPU, by four-bit codes.
+    /// Those on the accelerator have the same codes then, so that results do not depend on where an expert is.
+    Bytes(u64),
+}
+
+impl ExpertCache {
+    const ALL: &str = "all";
+}
+
+impl fmt::Display for ExpertCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str(Self::ALL),
+            Self::Bytes(bytes) => write!(f, "{bytes}"),
+        }
+    }
+}
+
+impl Serialize for ExpertCache {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::All => serializer.serialize_str(Self::ALL),
+            Self::Bytes(bytes) => serializer.serialize_u64(*bytes),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ExpertCache {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let found = deserializer.deserialize_any(WordOrNumber { word: Self::ALL })?;
+        Ok(found.map_or(Self::All, Self::Bytes))
+    }
+}
+
+/// The four-bit codes of experts, where there is an expert cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExpertCodes {
+    /// The sixteen levels of NF4.
+    #[default]
+    Nf4,
+    /// Integers from -7 to 7.
+    Int4,
+}
+
+impl ExpertCodes {
+    pub(crate) fn codebook(self) -> Codebook {
+        match self {
+            Self::Nf4 => Codebook::Nf4,
+            Self::Int4 => Codebook::Uniform,
+        }
+    }
+}
+
+/// Where the experts of a mixture live.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExpertOptions {
+    /// Which are on the accelerator.
+    pub cache: ExpertCache,
+    /// A file of `ork moe-skew`, which says which experts are used most; a cache of more than 0 bytes needs it.
+    pub skew: Option<PathBuf>,
+    /// Codes of experts where there is a cache and the pack has none.
+    pub codes: ExpertCodes,
+}
+
+/// Who computes the SwiGLU between the products of a feed-forward.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Swiglu {
+    /// llama.cpp's CPU backend, after both products.
+    Off,
+    /// This backend, where both products are its own: `silu(gate)` by the host's threads while the accelerator computes
+    /// `up`.
+    #[default]
+    Overlap,
+}
+
+/// Who computes products of two computed matrices: those of attention with the keys and values of the cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Attention {
+    /// The CPU.
+    #[default]
+    Off,
+    /// The accelerator, where it is modelled to be faster although the matrix is quantised and tiled for the one product.
+    ByCost,
+    /// The accelerator, whenever it can.
+    On,
 }
 
 impl Default for Route {
@@ -125,6 +229,12 @@ pub struct BackendOptions {
     pub exclude: Vec<String>,
     /// Weights in plain CPU buffers.
     pub foreign_weights: ForeignWeights,
+    /// Experts of mixtures.
+    pub experts: ExpertOptions,
+    /// SwiGLU.
+    pub swiglu: Swiglu,
+    /// Products of two computed matrices.
+    pub attention: Attention,
 }
 
 impl BackendOptions {
