@@ -93,14 +93,14 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     gather(args, &config, &model, &windows, &run, &inputs, collect)
 }
 
-fn bad_text(error: &CorpusError) -> Failure {
+pub(crate) fn bad_text(error: &CorpusError) -> Failure {
     let hint = matches!(error, CorpusError::TooShort { .. })
         .then(|| "--part whole reads all of it, and leaves nothing to measure on".to_owned());
     Failure::Failed { code: 2, message: chain(error), hint }
 }
 
 /// Tokens that are evaluated together, start tokens included.
-fn windows(model: &Model, text: &str, config: &Config) -> Result<Vec<Vec<i32>>, Failure> {
+pub(crate) fn windows(model: &Model, text: &str, config: &Config) -> Result<Vec<Vec<i32>>, Failure> {
     let options = &config.calibrate;
     let start = model.tokenize("")?;
     let tokens = model.tokenize(text)?;
@@ -126,7 +126,7 @@ fn windows(model: &Model, text: &str, config: &Config) -> Result<Vec<Vec<i32>>, 
     Ok(list.map(|piece| [start.as_slice(), piece].concat()).collect())
 }
 
-fn context(config: &Config) -> ContextOptions {
+pub(crate) fn context(config: &Config) -> ContextOptions {
     let window = Some(config.calibrate.window_tokens);
     ContextOptions { context_tokens: window, batch_tokens: window, ..config.context.clone() }
 }

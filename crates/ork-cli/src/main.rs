@@ -15,6 +15,7 @@ mod faults;
 mod flags;
 mod matmul;
 mod model;
+mod moe_skew;
 mod pack;
 mod plan;
 mod ppl;
@@ -59,6 +60,8 @@ enum Command {
     Trace(timeline::TraceArgs),
     /// Gather statistics of activations over a text, for packs
     Calibrate(calibrate::CalibrateArgs),
+    /// Count how unevenly the experts of a mixture are used, and what a cache of them is worth
+    MoeSkew(moe_skew::MoeSkewArgs),
     /// Quantise and tile a model's weights into a file that loads as it lies; look at such files
     Pack(Box<pack::PackArgs>),
     /// Show how a product would be cut into register programs, and why
@@ -96,6 +99,7 @@ fn main() -> ExitCode {
         Command::Trace(args) => timeline::run(&args),
         Command::BenchArm => bench::arm_process(),
         Command::Calibrate(args) => calibrate::run(&args),
+        Command::MoeSkew(args) => moe_skew::run(&args),
         Command::Pack(args) => pack::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Matmul(args) => matmul::run(&args),

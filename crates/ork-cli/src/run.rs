@@ -60,6 +60,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     {
         explain(npu);
     }
+    if (args.explain || args.stats)
+        && let Some(npu) = &session.npu
+    {
+        eprintln!(
+            "-- where products went; times are modelled for an RK3588. Calls are those of the NPU's side: what llama.cpp's CPU backend \
+             computes is known as questions while planning only"
+        );
+        eprint!("{}", npu.backend.census().route_table());
+    }
     let stats = outcome?;
     if args.stats {
         print_stats(&stats, session.npu.as_ref());

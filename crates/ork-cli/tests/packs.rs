@@ -516,7 +516,7 @@ fn route_auto_multiplies_many_rows_by_the_pack_and_few_by_the_models_bytes() {
         let (engine, _) = engine(npu(DriverKind::Rknpu, 3, ResidencyOptions::default()), Route::Npu);
         evaluate(&load(engine, &known.model, pack()).unwrap(), 40)
     };
-    let route = Route::Auto { min_rows: 8 };
+    let route = Route::Auto { min_rows: MinRows::Rows(8) };
     let (engine, backend) = engine(npu(DriverKind::Rknpu, 3, ResidencyOptions::default()), route);
     let model = load(engine, &known.model, pack()).unwrap();
     assert!(evaluate(&model, 40) == npu_only, "prefill: the pack's scheme");

@@ -2,7 +2,9 @@
 use ork_device::DeviceOptions;
 use ork_driver::DriverOptions;
 use ork_engine_options::{ContextOptions, GenerateOptions, LoadOptions};
-use ork_ggml::{BackendOptions, ForeignWeights, PackChoice, Route};
+use ork_ggml::{
+    Attention, BackendOptions, ExpertOptions, ForeignWeights, MinRows, PackChoice, Route, Swiglu,
+};
 use ork_recipe::{CalibrateOptions, PackOptions};
 use serde::{Deserialize, Serialize};
 
@@ -75,24 +77,33 @@ pub enum PluginReport {
 pub struct Offload {
     /// Who multiplies.
     pub route: RouteKind,
-    /// Rows from which `route = "auto"` uses the NPU.
-    pub min_rows: u32,
+    /// Which products `route = "auto"` gives to the NPU: `by-cost`, or a number of rows from which it does.
+    pub min_rows: MinRows,
     /// Weights that stay on the CPU, by name; `*` stands for any run of characters.
     pub exclude: Vec<String>,
     /// Where the NPU's weights come from: a pack, or the model's own bytes.
     pub pack: PackChoice,
     /// Matrices in plain memory of the CPU, which were not packed when the model was loaded.
     pub foreign_weights: ForeignWeights,
+    /// Experts of mixtures.
+    pub experts: ExpertOptions,
+    /// SwiGLU of a feed-forward.
+    pub swiglu: Swiglu,
+    /// Products of two computed matrices.
+    pub attention: Attention,
 }
 
 impl Default for Offload {
     fn default() -> Self {
         Self {
             route: RouteKind::Auto,
-            min_rows: Route::DEFAULT_MIN_ROWS,
+            min_rows: MinRows::ByCost,
             exclude: Vec::new(),
             pack: PackChoice::Auto,
             foreign_weights: ForeignWeights::default(),
+            experts: ExpertOptions::default(),
+            swiglu: Swiglu::default(),
+            attention: Attention::default(),
         }
     }
 }
@@ -101,7 +112,7 @@ impl Default for Offload {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouteKind {
-    /// Many rows (prefill) on the NPU, few rows (decode) on the CPU.
+    /// Each product where it is modelled to be faster.
     #[default]
     Auto,
     /// Everything on the NPU.
@@ -119,7 +130,14 @@ impl Offload {
             RouteKind::Npu => Route::Npu,
             RouteKind::Cpu => Route::Cpu,
         };
-        BackendOptions { route, exclude: self.exclude.clone(), foreign_weights: self.foreign_weights }
+        BackendOptions {
+            route,
+            exclude: self.exclude.clone(),
+            foreign_weights: self.foreign_weights,
+            experts: self.experts.clone(),
+            swiglu: self.swiglu,
+            attention: self.attention,
+        }
     }
 }
 
@@ -170,11 +188,16 @@ pub const OPTIONS: &[OptionDef] = &[
     named("device.node", "device-node", None, "PATH", "Device node to use instead of searching"),
     named("device.cores", "cores", None, "N", "NPU cores to use, 1 to 3"),
     named("device.timeout_ms", "timeout-ms", None, "MS", "Longest time that a job on the NPU may take"),
-    named("offload.route", "route", None, "auto|npu|cpu", "Who multiplies: auto sends many rows to the NPU and few to the CPU"),
-    named("offload.min_rows", "min-rows", None, "N", "Rows from which route auto uses the NPU"),
+    named("offload.route", "route", None, "auto|npu|cpu", "Who multiplies: auto gives each product to the one that is modelled to be faster"),
+    named("offload.min_rows", "min-rows", None, "by-cost|N", "Which products route auto gives to the NPU: by modelled cost, or from N rows on"),
     named("offload.pack", "pack", None, "auto|never|require|build|PATH", "Weights that were packed for the NPU: auto takes MODEL.orkpack beside MODEL.gguf if there is one, build makes it once"),
     keyed("offload.exclude", "[\"NAME\", ...]", "Weights that stay on the CPU; * stands for any run of characters"),
     keyed("offload.foreign_weights", "decline|pack_per_call", "Matrices in plain CPU memory: leave them, or pack them for each product (slow; ggml's backend test needs it)"),
+    keyed("offload.experts.cache", "all|BYTES", "Experts of a mixture on the NPU: all, or the most used that so many bytes hold; the others are computed on the CPU in four bits"),
+    keyed("offload.experts.skew", "PATH", "File of ork moe-skew: which experts are used most"),
+    keyed("offload.experts.codes", "nf4|int4", "Four-bit codes of experts where there is a cache and no pack"),
+    keyed("offload.swiglu", "off|overlap", "SwiGLU between products on the NPU: by llama.cpp afterwards, or by ork's threads beside the second product"),
+    keyed("offload.attention", "off|by-cost|on", "Products of queries with keys, and of scores with values: on the NPU never, where it is modelled to pay, or whenever it can; int8"),
     keyed("plugin.log", "off|error|warn|info|debug|trace", "What the plug-in for llama.cpp's own programs logs to standard error"),
     keyed("plugin.report", "off|summary|table", "What the plug-in prints to standard error when the program ends"),
     keyed("plugin.node", "true|false", "Whether the plug-in adds the device ORK_NODE, which takes whole graphs, for llama.cpp's RPC server"),

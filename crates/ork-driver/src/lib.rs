@@ -23,10 +23,12 @@
 
 mod accumulate;
 mod check;
+mod codes;
 mod counters;
 mod datapath;
 mod driver;
 mod error;
+mod estimate;
 mod execution;
 mod fault_run;
 mod fault_tally;
@@ -48,6 +50,7 @@ pub use check::VerifyMode;
 pub use counters::DriverCounters;
 pub use driver::{Driver, DriverOptions, MatmulGroup, SOC};
 pub use error::DriverError;
+pub use estimate::ModelledProduct;
 pub use execution::CompletionMode;
 pub use fault_run::{DeadCores, FaultRun, FaultRunError, Length, fault_run};
 pub use fault_tally::{FaultTally, is_accounted_for};

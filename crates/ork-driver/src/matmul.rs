@@ -31,6 +31,27 @@ impl Driver {
     /// # Errors
     /// [`DriverError`]; the results are unspecified then.
     pub fn matmul(&self, group: &mut MatmulGroup<'_>) -> Result<(), DriverError> {
+        self.matmul_parts(group, None)
+    }
+
+    /// The same; `finished` gets each weight's place in the group and its result as soon as it is there, while the NPU
+    /// still has others to compute. It is called by this thread, so that what takes longer should go to another one.
+    ///
+    /// # Errors
+    /// As [`Driver::matmul`]; results that were handed over before are right.
+    pub fn matmul_then<'a>(
+        &self,
+        mut group: MatmulGroup<'a>,
+        finished: &mut dyn FnMut(usize, &'a mut [f32]),
+    ) -> Result<(), DriverError> {
+        self.matmul_parts(&mut group, Some(finished))
+    }
+
+    fn matmul_parts<'a>(
+        &self,
+        group: &mut MatmulGroup<'a>,
+        mut finished: Option<&mut dyn FnMut(usize, &'a mut [f32])>,
+    ) -> Result<(), DriverError> {
         let m = group.m;
         let (first, k) = group.parts.first().map_or(("", 0), |(weight, _)| (weight.name(), weight.k()));
         let columns = group.parts.iter().map(|(weight, _)| weight.n()).sum();
@@ -69,6 +90,9 @@ impl Driver {
                 self.wrong_product(weight, m, row, attempt)?;
                 // The features are laid out and made visible again, too.
                 loaded = Loaded::default();
+            }
+            if let Some(finished) = &mut finished {
+                finished(index, std::mem::take(out));
             }
         }
         teller(first).lap(Phase::Call, began);

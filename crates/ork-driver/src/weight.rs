@@ -144,6 +144,17 @@ impl Weight {
         )
     }
 
+    /// Uploads codes that have scales already.
+    pub(crate) fn from_codes(
+        (residency, verify): (&Arc<Residency>, VerifyMode),
+        layout: WeightLayout,
+        name: &str,
+        rows: &(dyn Fn(usize, &mut [i8]) -> Scale + Sync),
+    ) -> Result<Self, DriverError> {
+        let encoder = |_: Rows<'_, i8>| move |channel, codes: &mut [i8]| Ok(rows(channel, codes));
+        Self::pack((residency, verify), layout, name, encoder, &|_, _| {})
+    }
+
     /// Packs kernel groups in parallel. `encoder` makes one encoder per thread: it fills the elements of an output
     /// channel and gives its scale.
     fn pack<'r, T, C: Element, E>(

@@ -52,7 +52,7 @@ pub use generation::{Event, Generation, GenerationStats, StopReason};
 pub use linked::linked_host;
 pub use log::{LogLevel, LogSink};
 pub use model::{ChatMessage, Engine, Model, ModelInfo, Prompt, inspect, type_bytes};
-pub use observation::{Observation, ObservedProduct, Observer};
+pub use observation::{Observation, ObservedChoice, ObservedProduct, Observer};
 pub use ork_engine_options::{
     CacheNote, CacheType, ContextOptions, GenerateOptions, InvalidOption, LoadOptions, Sampling,
 };

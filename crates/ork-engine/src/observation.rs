@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::error::EngineError;
 use crate::llama::{ContextResult, Outputs};
 use crate::model::Model;
-use crate::watch::{Wanted, Watcher, WeightProduct};
+use crate::watch::{ExpertChoice, Wanted, Watcher, WeightProduct};
 use ork_engine_options::ContextOptions;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +22,19 @@ pub struct ObservedProduct {
     pub input: usize,
 }
 
+/// The experts that tokens chose, in one evaluation: what a product with the experts of a layer obeys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObservedChoice {
+    /// Name of the weight that holds the experts.
+    pub stack: String,
+    /// How many there are.
+    pub experts: usize,
+    /// Elements of a row of an expert.
+    pub k: usize,
+    /// Rows of an expert.
+    pub n: usize,
+}
+
 /// Whoever looks at activations.
 pub trait Observer: Send {
     /// Whether the activations of a product are wanted. Asked for every product of every evaluation, in their order;
@@ -31,6 +44,16 @@ pub trait Observer: Send {
     /// The activations of a wanted product: rows of `product.k` values, one per token. `Break` ends the evaluation,
     /// which then fails.
     fn take(&mut self, product: &ObservedProduct, rows: &[f32]) -> ControlFlow<()>;
+
+    /// Whether a choice of experts is wanted. Asked for every product with experts of every evaluation.
+    fn wants_choice(&mut self, _choice: &ObservedChoice) -> bool {
+        false
+    }
+
+    /// The experts that were chosen, token by token. `Break` ends the evaluation, which then fails.
+    fn take_choice(&mut self, _choice: &ObservedChoice, _experts: &[i32]) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
 }
 
 /// A context whose products an observer sees. Use a model without the NPU: activations are read from host memory.
@@ -52,6 +75,11 @@ fn observed(product: &WeightProduct<'_>) -> ObservedProduct {
     ObservedProduct { weight: product.weight(), k: product.k(), input: product.input() }
 }
 
+fn chosen(choice: &ExpertChoice<'_>) -> ObservedChoice {
+    let [k, n] = choice.size();
+    ObservedChoice { stack: choice.stack(), experts: choice.experts(), k, n }
+}
+
 impl<O: Observer> Watcher for Shared<O> {
     fn wants(&mut self, product: &WeightProduct<'_>) -> Wanted {
         let wanted = self.0.lock().unwrap_or_else(PoisonError::into_inner).wants(&observed(product));
@@ -64,6 +92,14 @@ impl<O: Observer> Watcher for Shared<O> {
 
     fn take(&mut self, product: &WeightProduct<'_>, rows: &[f32]) -> ControlFlow<()> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take(&observed(product), rows)
+    }
+
+    fn wants_choice(&mut self, choice: &ExpertChoice<'_>) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).wants_choice(&chosen(choice))
+    }
+
+    fn take_choice(&mut self, choice: &ExpertChoice<'_>, experts: &[i32]) -> ControlFlow<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take_choice(&chosen(choice), experts)
     }
 }
 

@@ -44,8 +44,7 @@ impl<'a> WeightProduct<'a> {
 
     /// Name of the weight.
     pub(crate) fn weight(&self) -> String {
-        let bytes = self.weight.name.iter().map(|c| c.cast_unsigned()).take_while(|c| *c != 0);
-        String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+        name_of(self.weight)
     }
 
     /// Names the activations inside one graph: equal for products that share them.
@@ -66,6 +65,66 @@ impl<'a> WeightProduct<'a> {
             Wanted::Results => Some(self.result),
         }
     }
+}
+
+/// The choice of experts that a `MUL_MAT_ID` of a graph of the CPU backend obeys.
+#[derive(Debug)]
+pub(crate) struct ExpertChoice<'a> {
+    stack: &'a sys::ggml_tensor,
+    table: &'a sys::ggml_tensor,
+}
+
+impl<'a> ExpertChoice<'a> {
+    /// `None` if the node is something else.
+    ///
+    /// # Safety
+    /// `node` must be a live tensor of a graph, with live operands.
+    unsafe fn of(node: *const sys::ggml_tensor) -> Option<Self> {
+        // SAFETY: passed on.
+        let tensor = unsafe { node.as_ref() }.filter(|tensor| tensor.op == sys::GGML_OP_MUL_MAT_ID)?;
+        // SAFETY: passed on.
+        let (stack, table) = unsafe { (tensor.src[0].as_ref()?, tensor.src[2].as_ref()?) };
+        (table.type_ == sys::GGML_TYPE_I32).then_some(Self { stack, table })
+    }
+
+    /// Name of the weight that holds the experts.
+    pub(crate) fn stack(&self) -> String {
+        name_of(self.stack)
+    }
+
+    /// How many there are.
+    pub(crate) fn experts(&self) -> usize {
+        usize::try_from(self.stack.ne[2]).unwrap_or(0)
+    }
+
+    /// Elements of an expert: of a row, and rows.
+    pub(crate) fn size(&self) -> [usize; 2] {
+        [self.stack.ne[0], self.stack.ne[1]].map(|ne| usize::try_from(ne).unwrap_or(0))
+    }
+
+    /// Appends the chosen experts, token by token. The table is, as a rule, the start of each row of a longer one, after a
+    /// sort: only its strides tell where the next token's begins.
+    ///
+    /// # Safety
+    /// The node must have been computed, and the table be [readable](is_readable).
+    unsafe fn append(&self, out: &mut Vec<i32>) {
+        let [slots, tokens, ..] = self.table.ne.map(|ne| usize::try_from(ne).unwrap_or(0));
+        let [slot_stride, token_stride, ..] = self.table.nb;
+        for token in 0..tokens {
+            for slot in 0..slots {
+                // SAFETY: inside the tensor by its own sizes and strides.
+                let entry =
+                    unsafe { self.table.data.cast::<u8>().add(token * token_stride + slot * slot_stride) };
+                // SAFETY: as above; strides need not respect alignment.
+                out.push(unsafe { entry.cast::<i32>().read_unaligned() });
+            }
+        }
+    }
+}
+
+fn name_of(tensor: &sys::ggml_tensor) -> String {
+    let bytes = tensor.name.iter().map(|c| c.cast_unsigned()).take_while(|c| *c != 0);
+    String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
 }
 
 /// Appends all rows of a tensor of `f32`.
@@ -109,6 +168,16 @@ pub(crate) trait Watcher: Send {
 
     /// The rows that were wanted; none if the host cannot read them. `Break` ends the evaluation.
     fn take(&mut self, product: &WeightProduct<'_>, rows: &[f32]) -> ControlFlow<()>;
+
+    /// Whether a choice of experts is wanted. Asked for every product with experts.
+    fn wants_choice(&mut self, _choice: &ExpertChoice<'_>) -> bool {
+        false
+    }
+
+    /// The experts that were chosen, token by token; none if the host cannot read them.
+    fn take_choice(&mut self, _choice: &ExpertChoice<'_>, _experts: &[i32]) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
 }
 
 struct Watch {
@@ -116,6 +185,7 @@ struct Watch {
     /// Of the product that was asked for last, which is the next one to be handed over.
     wanted: Wanted,
     rows: Vec<f32>,
+    chosen: Vec<i32>,
 }
 
 /// llama.cpp's `cb_eval`.
@@ -125,6 +195,18 @@ pub(crate) unsafe extern "C" fn on_node(node: *mut sys::ggml_tensor, ask: bool, 
     let watch = unsafe { &mut *user.cast::<Watch>() };
     // A panic ends the evaluation instead of unwinding into C++.
     let answer = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the scheduler gives nodes of the graph it computes.
+        if let Some(choice) = unsafe { ExpertChoice::of(node) } {
+            if ask {
+                return watch.watcher.wants_choice(&choice);
+            }
+            watch.chosen.clear();
+            if is_readable(choice.table) {
+                // SAFETY: the node was just computed, and its operands are there until the next one is.
+                unsafe { choice.append(&mut watch.chosen) };
+            }
+            return watch.watcher.take_choice(&choice, &watch.chosen).is_continue();
+        }
         // SAFETY: the scheduler gives nodes of the graph it computes.
         let Some(product) = (unsafe { WeightProduct::of(node) }) else { return !ask };
         if ask {
@@ -151,7 +233,12 @@ pub(crate) struct WatchHandle(NonNull<Watch>);
 
 impl WatchHandle {
     pub(crate) fn new(watcher: Box<dyn Watcher>) -> Self {
-        Self(NonNull::from(Box::leak(Box::new(Watch { watcher, wanted: Wanted::Nothing, rows: Vec::new() }))))
+        Self(NonNull::from(Box::leak(Box::new(Watch {
+            watcher,
+            wanted: Wanted::Nothing,
+            rows: Vec::new(),
+            chosen: Vec::new(),
+        }))))
     }
 
     /// What [`on_node`] is to be given.

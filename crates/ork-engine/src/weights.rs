@@ -118,13 +118,18 @@ impl WeightFile {
         self.places.get(name).map(|place| &self.tensors[*place])
     }
 
-    /// A tensor as a matrix: `None` if there is none of this name, it has more than two dimensions, or ggml cannot turn
-    /// its type into `f32`.
+    /// A tensor as a matrix, or `NAME[INDEX]` as one matrix of a stack: `None` if there is none of this name, it has more
+    /// dimensions, or ggml cannot turn its type into `f32`.
     pub fn matrix(&self, name: &str) -> Option<WeightMatrix<'_>> {
-        let info = self.tensor(name)?;
-        let [k, n] = match info.sizes[..] {
-            [k] => [k, 1],
-            [k, n] | [k, n, 1] | [k, n, 1, 1] => [k, n],
+        let (info, index) = match (self.tensor(name), of_a_stack(name)) {
+            (Some(info), _) => (info, None),
+            (None, Some((stack, index))) => (self.tensor(stack)?, Some(index)),
+            (None, None) => return None,
+        };
+        let ([k, n], matrices) = match (&info.sizes[..], index) {
+            (&[k], None) => ([k, 1], 1),
+            (&[k, n] | &[k, n, 1] | &[k, n, 1, 1], None) => ([k, n], 1),
+            (&[k, n, matrices] | &[k, n, matrices, 1], Some(index)) if index < matrices => ([k, n], matrices),
             _ => return None,
         };
         let layout = llama::type_layout(info.type_code)?;
@@ -134,9 +139,10 @@ impl WeightFile {
             code => Decode::Function(unsafe { sys::ggml_get_type_traits(code).as_ref() }?.to_float?),
         };
         let size = |value: u64| usize::try_from(value).ok();
-        let start = size(info.offset)?;
+        let bytes = size(info.bytes / matrices)?;
+        let start = size(info.offset)?.checked_add(bytes.checked_mul(size(index.unwrap_or(0))?)?)?;
         Some(WeightMatrix {
-            bytes: self.map.get(start..start.checked_add(size(info.bytes)?)?)?,
+            bytes: self.map.get(start..start.checked_add(bytes)?)?,
             info,
             k: size(k)?,
             n: size(n)?,
@@ -157,6 +163,12 @@ impl WeightFile {
             _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
         }
     }
+}
+
+/// `NAME[INDEX]` taken apart.
+fn of_a_stack(name: &str) -> Option<(&str, u64)> {
+    let (stack, index) = name.strip_suffix(']')?.rsplit_once('[')?;
+    Some((stack, index.parse().ok()?))
 }
 
 impl WeightMatrix<'_> {

@@ -8,14 +8,14 @@ mod support;
 
 use llama_cpp_sys_2 as sys;
 use ork_engine::tiny::WeightType;
-use ork_ggml::{BackendError, Route, abi};
+use ork_ggml::{BackendError, MinRows, Route, abi};
 use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use support::naive::{Counts, NaiveAccelerator};
 use support::*;
 
-const ROUTES: [Route; 3] = [Route::Npu, Route::Auto { min_rows: 1 }, Route::Cpu];
+const ROUTES: [Route; 3] = [Route::Npu, Route::Auto { min_rows: MinRows::Rows(1) }, Route::Cpu];
 
 /// Bytes on a page of their own, as a mapping has them.
 struct Mapping {
@@ -128,7 +128,7 @@ fn properties_and_functions_agree() {
 #[test]
 fn weights_are_packed_where_they_lie() {
     const K: usize = 64;
-    for route in [Route::Npu, Route::Auto { min_rows: 1 }] {
+    for route in [Route::Npu, Route::Auto { min_rows: MinRows::Rows(1) }] {
         let counts = Arc::new(Counts::default());
         let accelerator = NaiveAccelerator { counts: Arc::clone(&counts), ..NaiveAccelerator::default() };
         let backend = backend(accelerator, routed(route));
@@ -210,7 +210,7 @@ fn a_weight_written_in_silence_is_taken_when_work_is_planned() {
     let counts = Arc::new(Counts::default());
     let accelerator =
         NaiveAccelerator { counts: Arc::clone(&counts), n_max: 24, ..NaiveAccelerator::default() };
-    let backend = backend(accelerator, routed(Route::Auto { min_rows: 2 }));
+    let backend = backend(accelerator, routed(Route::Auto { min_rows: MinRows::Rows(2) }));
     let tensors = Tensors::new();
     let w = tensors.matrix(sys::GGML_TYPE_F32, [8, 4, 1, 1], "w");
     let wide = tensors.matrix(sys::GGML_TYPE_F32, [8, 25, 1, 1], "wide");

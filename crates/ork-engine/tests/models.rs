@@ -12,7 +12,7 @@ use ork_engine::{
     ChatMessage, ContextOptions, Divergence, Engine, EngineError, Event, FileProblem, GenerateOptions,
     Generation, LoadOptions, LogLevel, LogSink, Model, Prompt, Sampling, StopReason, Stopwatch, logits,
 };
-use ork_ggml::{BackendError, DeclineReason, OrkBackend, Route};
+use ork_ggml::{BackendError, DeclineReason, MinRows, OrkBackend, Route};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -143,7 +143,7 @@ fn routes_agree_and_send_work_where_they_say() {
         (Route::Cpu, 0),
         (Route::Npu, 4 * per_evaluation),
         // Chunks of 40: the last one, with fewer rows, goes to the CPU.
-        (Route::Auto { min_rows: 40 }, 3 * per_evaluation),
+        (Route::Auto { min_rows: MinRows::Rows(40) }, 3 * per_evaluation),
     ] {
         let model = shared.load(route, &tiny);
         shared.backend.reset_census();
@@ -169,7 +169,7 @@ fn routes_agree_and_send_work_where_they_say() {
 fn a_model_loaded_under_auto_follows_the_route() {
     let (shared, _turn) = shared();
     let tiny = TinyModel::default();
-    let model = shared.load(Route::Auto { min_rows: 8 }, &tiny);
+    let model = shared.load(Route::Auto { min_rows: MinRows::Rows(8) }, &tiny);
     let tokens = model.tokenize("aaaaaaaaaaaaaaaaaaaa").unwrap();
     let run = |route, count: usize| {
         shared.backend.set_route(route);
@@ -181,8 +181,8 @@ fn a_model_loaded_under_auto_follows_the_route() {
     let all = tiny.matmuls_per_evaluation();
     // Only the last token of the prompt has logits, so the last feed-forward (three matrices) and the output matrix
     // see m = 1 and go to the CPU, as do the decode steps.
-    assert_eq!(run(Route::Auto { min_rows: 8 }, 10), all - 4);
-    assert_eq!(run(Route::Auto { min_rows: 8 }, 5), 0);
+    assert_eq!(run(Route::Auto { min_rows: MinRows::Rows(8) }, 10), all - 4);
+    assert_eq!(run(Route::Auto { min_rows: MinRows::Rows(8) }, 5), 0);
     assert_eq!(run(Route::Cpu, 10), 0);
     let npu = run(Route::Npu, 10);
     assert!(npu >= all && npu.is_multiple_of(all), "{npu}");

@@ -8,7 +8,7 @@ mod support;
 
 use llama_cpp_sys_2 as sys;
 use ork_engine::tiny::WeightType;
-use ork_ggml::{BackendOptions, DeclineReason, ForeignWeights, Route};
+use ork_ggml::{BackendOptions, DeclineReason, ForeignWeights, MinRows, Route};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use support::naive::{Counts, Fault, NaiveAccelerator};
@@ -20,7 +20,7 @@ fn f32_to_f16_bytes(values: &[f32]) -> Vec<u8> {
 
 /// Routes under which weights of the stack are packed when they are written, and how many rows are enough.
 fn routes() -> [Route; 2] {
-    [Route::Npu, Route::Auto { min_rows: 1 }]
+    [Route::Npu, Route::Auto { min_rows: MinRows::Rows(1) }]
 }
 
 /// `ne` of the stack and of the activation, whose last two dimensions are multiples of the stack's.
@@ -205,7 +205,11 @@ fn experts_in_plain_memory_are_packed_for_each_call_if_asked() {
     let foreign_weights = ForeignWeights::PackPerCall;
     let backend = backend(
         accelerator,
-        BackendOptions { route: Route::Auto { min_rows: 1 }, foreign_weights, ..BackendOptions::default() },
+        BackendOptions {
+            route: Route::Auto { min_rows: MinRows::Rows(1) },
+            foreign_weights,
+            ..BackendOptions::default()
+        },
     );
     let stream = Stream::ork(&backend);
     let mixture = Mixture::new(cpu_type());
@@ -237,7 +241,7 @@ fn a_stack_without_room_is_left_to_the_cpu() {
         counts: Arc::clone(&counts),
         ..NaiveAccelerator::default()
     };
-    let backend = backend(accelerator, routed(Route::Auto { min_rows: 1 }));
+    let backend = backend(accelerator, routed(Route::Auto { min_rows: MinRows::Rows(1) }));
     let mixture = Mixture::new(weight_type(&backend));
     assert_eq!(counts.live.load(SeqCst), 2 * EXPERTS);
     let stream = Stream::ork(&backend);

@@ -42,6 +42,13 @@ pub const OP_PARAM_ACTIVATION_PRECISION: usize = 3;
 /// `GGML_PREC_Q8`: eight bits are enough, and so they are for every larger value.
 pub const PREC_Q8: i32 = 30;
 
+/// Index into `op_params` of a GLU's kind.
+pub const OP_PARAM_GLU_KIND: usize = 0;
+/// Index into `op_params` that says whether a GLU's operands are swapped.
+pub const OP_PARAM_GLU_SWAPPED: usize = 1;
+/// `GGML_GLU_OP_SWIGLU`: `silu(src[0]) * src[1]`.
+pub const GLU_SWIGLU: i32 = 2;
+
 pub const MAX_DIMS: usize = 4;
 pub const MAX_SRC: usize = 10;
 pub const MAX_NAME: usize = 64;

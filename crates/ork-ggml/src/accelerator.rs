@@ -6,6 +6,7 @@
 
 use crate::Decline;
 use ork_driver::Tiles;
+use ork_quant::Scale;
 use std::any::Any;
 use std::error::Error;
 use std::fmt;
@@ -16,6 +17,10 @@ use std::sync::Arc;
 /// Rows may be pulled in any order, repeatedly, and from several threads at once. Only valid during
 /// [`Accelerator::load`].
 pub type WeightRows<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
+
+/// Gives rows of a weight as int8 codes: `rows(j, out)` fills `out` (length `k`) with output channel `j < n`, and gives its
+/// scale. As [`WeightRows`] otherwise.
+pub type CodeRows<'a> = dyn Fn(usize, &mut [i8]) -> Scale + Sync + 'a;
 
 /// Whoever holds weights and multiplies by them.
 ///
@@ -38,7 +43,8 @@ pub trait Accelerator: Send + Sync + fmt::Debug {
     fn limits(&self, k: usize, n: usize) -> Result<(), Decline>;
 
     /// Told of every weight that passed [`Accelerator::limits`] and the exclusions, while ggml decides where it will
-    /// live; several times for one weight, perhaps.
+    /// live; several times for one weight, perhaps. Of a stack, every matrix is told of under the name that it will be loaded
+    /// by.
     fn claimed(&self, _name: &str, _k: usize, _n: usize) {}
 
     /// Takes a weight: quantises, packs and uploads. Called once per weight while a model loads.
@@ -62,6 +68,20 @@ pub trait Accelerator: Send + Sync + fmt::Debug {
         Err(AccelError::new(AccelErrorKind::Unsupported, "this accelerator takes no packs"))
     }
 
+    /// Takes a weight whose int8 codes are there; products are those with exactly these codes and activations in int8.
+    ///
+    /// # Errors
+    /// As [`Accelerator::load`]; [`AccelErrorKind::Unsupported`] if it takes no codes.
+    fn load_codes(
+        &self,
+        _name: &str,
+        _k: usize,
+        _n: usize,
+        _rows: &CodeRows<'_>,
+    ) -> Result<Box<dyn LoadedWeight>, AccelError> {
+        Err(AccelError::new(AccelErrorKind::Unsupported, "this accelerator takes no codes"))
+    }
+
     /// Several weights of this accelerator, one shared activation `x` (`m` × `k`, contiguous). `outs[i]` is `m` ×
     /// `weights[i].n()`. Meant for K+V and gate+up: the activation need be quantised and laid out only once.
     ///
@@ -78,6 +98,32 @@ pub trait Accelerator: Send + Sync + fmt::Debug {
             weight.matmul(m, x, out)?;
         }
         Ok(())
+    }
+
+    /// [`Accelerator::matmul_group`]; `finished` gets each weight's place in the group and its result as soon as it is there, while
+    /// others are still to come. The caller's thread calls it, so that what takes longer should go to another one.
+    ///
+    /// # Errors
+    /// As [`Accelerator::matmul_group`]; results that were handed over before are right.
+    fn matmul_group_then<'a>(
+        &self,
+        weights: &[&'a dyn LoadedWeight],
+        m: usize,
+        x: &'a [f32],
+        outs: Vec<&'a mut [f32]>,
+        finished: &mut dyn FnMut(usize, &'a mut [f32]),
+    ) -> Result<(), AccelError> {
+        for (index, (weight, out)) in weights.iter().zip(outs).enumerate() {
+            weight.matmul(m, x, out)?;
+            finished(index, out);
+        }
+        Ok(())
+    }
+
+    /// Modelled time of `m` rows by a weight that would be taken for this one product; `None` without a model, or for
+    /// shapes that cannot be computed.
+    fn modelled(&self, _k: usize, _n: usize, _m: usize) -> Option<ModelledTime> {
+        None
     }
 
     /// The host's wish for CPU threads, before each decode. A hint.
@@ -100,11 +146,27 @@ pub trait LoadedWeight: Any + Send + Sync + fmt::Debug {
         0
     }
 
+    /// Modelled time of `m` rows; `None` if the accelerator has no model of its time.
+    fn modelled(&self, _m: usize) -> Option<ModelledTime> {
+        None
+    }
+
     /// `x`: `m` × `k` contiguous; `out`: `m` × `n` contiguous, every element is to be written.
     ///
     /// # Errors
     /// Any failure; the contents of `out` are then unspecified and the caller must not use them.
     fn matmul(&self, m: usize, x: &[f32], out: &mut [f32]) -> Result<(), AccelError>;
+}
+
+/// Modelled time of a product: what an accelerator says of itself, to be weighed against the CPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ModelledTime {
+    /// Microseconds on the accelerator, from the call to its return, without the host's work on operands.
+    pub npu_us: f64,
+    /// Bytes that the host reads and writes around it.
+    pub host_bytes: u64,
+    /// Bytes of the weight that must be brought in first; 0 for one that stays.
+    pub brought_in_bytes: u64,
 }
 
 /// Memory of an accelerator.

@@ -6,15 +6,21 @@ use crate::accelerator::Accelerator;
 use crate::census::{ClaimCensus, Counters};
 use crate::device::Tables;
 use crate::error::{BackendError, InitError, in_full};
+use crate::experts::Experts;
 use crate::host::{Host, OpCodes};
 use crate::mapping;
 use crate::node::GraphHost;
-use crate::options::{BackendOptions, ForeignWeights, Route};
+use crate::options::{Attention, BackendOptions, ForeignWeights, Route, Swiglu};
 use crate::pack::{Absent, ModelPack, PackUseError};
 use std::any::Any;
+use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+/// No code of ggml's.
+const UNKNOWN_CODE: c_int = -1;
 
 /// One accelerator as ggml sees it.
 ///
@@ -28,6 +34,9 @@ pub struct OrkBackend {
     accelerator: RwLock<Option<Arc<dyn Accelerator>>>,
     pack: RwLock<Option<Arc<ModelPack>>>,
     finder: OnceLock<(Box<PackFinder>, Absent)>,
+    experts: Option<Experts>,
+    /// ggml's code of GLU, once it was met: it lies beyond where codes are looked up by name.
+    glu: AtomicI32,
     counters: Counters,
     errors: Mutex<Errors>,
     tables: OnceLock<Tables>,
@@ -58,7 +67,7 @@ impl OrkBackend {
     /// [`abi::API_VERSION`]; ggml does not check that for backends registered in-process.
     ///
     /// # Errors
-    /// If the host's ggml does not know an operation this backend relies on.
+    /// If the host's ggml does not know an operation this backend relies on, or there is no expert cache as it is asked for.
     pub fn new(
         host: Host,
         accelerator: Arc<dyn Accelerator>,
@@ -66,6 +75,7 @@ impl OrkBackend {
     ) -> Result<Arc<Self>, InitError> {
         let ops = host.op_codes().map_err(|name| InitError::NoSuchOperation { name })?;
         let description = accelerator.describe();
+        let experts = Experts::from_options(&options.experts)?;
         let backend = Arc::new(Self {
             host,
             ops,
@@ -74,6 +84,8 @@ impl OrkBackend {
             accelerator: RwLock::new(Some(accelerator)),
             pack: RwLock::default(),
             finder: OnceLock::new(),
+            experts,
+            glu: AtomicI32::new(UNKNOWN_CODE),
             counters: Counters::default(),
             errors: Mutex::default(),
             tables: OnceLock::new(),
@@ -126,6 +138,38 @@ impl OrkBackend {
 
     pub(crate) fn foreign_weights(&self) -> ForeignWeights {
         self.options.foreign_weights
+    }
+
+    pub(crate) fn experts(&self) -> Option<&Experts> {
+        self.experts.as_ref()
+    }
+
+    pub(crate) fn swiglu(&self) -> Swiglu {
+        self.options.swiglu
+    }
+
+    pub(crate) fn attention(&self) -> Attention {
+        self.options.attention
+    }
+
+    /// Whether a matrix in plain memory may be packed for one product.
+    pub(crate) fn packs_per_call(&self, weight: &abi::Tensor) -> bool {
+        self.foreign_weights() == ForeignWeights::PackPerCall
+            || (self.attention() != Attention::Off && weight.op != self.ops.none)
+    }
+
+    /// Whether a code, which must be that of a live tensor, is ggml's GLU.
+    pub(crate) fn is_glu(&self, code: c_int) -> bool {
+        match self.glu.load(Ordering::Relaxed) {
+            UNKNOWN_CODE => {
+                let found = self.host.op_name(code) == "GLU";
+                if found {
+                    self.glu.store(code, Ordering::Relaxed);
+                }
+                found
+            }
+            glu => code == glu,
+        }
     }
 
     /// The accelerator, unless retired.

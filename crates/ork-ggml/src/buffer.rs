@@ -11,13 +11,17 @@
 //! Packed weights are keyed by their offset in the buffer and die with it; no key outlives the memory it names.
 
 use crate::abi;
-use crate::accelerator::{AccelError, AccelErrorKind, LoadedWeight};
+use crate::accelerator::{AccelError, AccelErrorKind, LoadedWeight, ModelledTime};
 use crate::backend::OrkBackend;
+use crate::cost;
 use crate::error::BackendError;
+use crate::experts::cold_bytes;
 use crate::host::ElementType;
 use crate::memory::HostMemory;
-use crate::pack::{Absent, ModelPack, PackMiss};
+use crate::pack::ModelPack;
+use crate::routing::Question;
 use crate::software::SoftwareWeight;
+use ork_quant::StoredRows;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ops::Range;
@@ -47,6 +51,7 @@ pub(crate) struct Weight {
     pub(crate) k: usize,
     pub(crate) n: usize,
     pub(crate) held: Held,
+    stored: cost::Stored,
     /// The books to strike the weight from when it goes.
     backend: &'static OrkBackend,
 }
@@ -55,6 +60,8 @@ pub(crate) struct Weight {
 #[derive(Debug)]
 pub(crate) enum Held {
     Accelerator(Box<dyn LoadedWeight>),
+    /// The host, by codes of four bits: an expert without room on the accelerator.
+    Cold(StoredRows),
     Software(SoftwareWeight),
 }
 
@@ -69,17 +76,41 @@ impl Weight {
         Self::new(backend, shape, Held::Accelerator(loaded))
     }
 
-    fn new(backend: &'static OrkBackend, shape: &Shape, held: Held) -> Self {
+    /// Modelled time of `m` rows, if the accelerator holds it and has a model.
+    pub(crate) fn modelled(&self, m: usize) -> Option<ModelledTime> {
+        match &self.held {
+            Held::Accelerator(loaded) => loaded.modelled(m),
+            Held::Cold(_) | Held::Software(_) => None,
+        }
+    }
+
+    /// What `m` rows cost on either side.
+    pub(crate) fn question(&self, m: usize) -> Question {
+        Question {
+            size: cost::Size { m: m as u64, k: self.k as u64, n: self.n as u64 },
+            stored: match self.held {
+                Held::Cold(_) => cold_bytes(self.k, self.n),
+                Held::Accelerator(_) | Held::Software(_) => self.stored,
+            },
+            matrices: 1,
+            time: self.modelled(m),
+            packed_for_it: false,
+        }
+    }
+
+    pub(crate) fn new(backend: &'static OrkBackend, shape: &Shape, held: Held) -> Self {
         let Shape { name, element, type_, k, n, .. } = shape;
         let (name, type_name) = (name.clone(), element.name.clone());
-        Self { name, type_name, type_: *type_, k: *k, n: *n, held, backend }
+        Self { name, type_name, type_: *type_, k: *k, n: *n, held, stored: shape.stored(), backend }
     }
 }
 
 impl Drop for Weight {
     fn drop(&mut self) {
-        if let Held::Accelerator(loaded) = &self.held {
-            self.backend.counters().released(loaded.device_bytes());
+        match &self.held {
+            Held::Accelerator(loaded) => self.backend.counters().released(loaded.device_bytes()),
+            Held::Cold(codes) => self.backend.counters().dropped_cold(codes.bytes() as u64),
+            Held::Software(_) => {}
         }
     }
 }
@@ -120,6 +151,11 @@ impl Shape {
         self.element.row_bytes(self.k).unwrap_or(0) * self.n
     }
 
+    /// How the CPU holds one matrix.
+    pub(crate) fn stored(&self) -> cost::Stored {
+        cost::Stored { bytes: self.matrix_bytes() as u64, float: self.element.block == 1 }
+    }
+
     /// Matrix `index` of the stack, under a name of its own.
     pub(crate) fn matrix(&self, index: usize) -> Self {
         let name = match self.matrices {
@@ -144,16 +180,37 @@ impl Shape {
         bytes: *const u8,
     ) -> Result<Box<dyn LoadedWeight>, BackendError> {
         let accelerator = backend.accelerator()?;
+        // SAFETY: passed on from the caller.
+        let rows = unsafe { self.rows_at(bytes) };
+        self.taken(&self.element.name, accelerator.load(&self.name, self.k, self.n, &rows))
+    }
+
+    /// The rows of the matrix at `bytes`, as f32.
+    ///
+    /// # Safety
+    /// As [`Self::load`], as long as the value lives.
+    pub(crate) unsafe fn rows_at(&self, bytes: *const u8) -> impl Fn(usize, &mut [f32]) + Sync + '_ {
         let source = Bytes(bytes);
-        let rows = |row: usize, out: &mut [f32]| {
+        move |row: usize, out: &mut [f32]| {
             let source = &source;
             assert!(row < self.n && out.len() == self.k, "row {row} of {} requested", self.n);
-            // SAFETY: the caller of `load` vouches for n rows.
+            // SAFETY: the caller of `rows_at` vouches for n rows.
             let at = unsafe { source.0.add(row * self.row_stride) };
             // SAFETY: as above; `out` has k elements.
             unsafe { self.element.decode_row(at, out) };
-        };
-        self.taken(&self.element.name, accelerator.load(&self.name, self.k, self.n, &rows))
+        }
+    }
+
+    /// The pack that the weight is to come from: the buffer's, or else the backend's.
+    pub(crate) fn pack_of(
+        &self,
+        backend: &OrkBackend,
+        pack: Option<Arc<ModelPack>>,
+    ) -> Result<Option<Arc<ModelPack>>, BackendError> {
+        match pack.or_else(|| backend.pack()) {
+            None if backend.refuses_unpacked() => Err(BackendError::Unmapped { name: self.name.clone() }),
+            pack => Ok(pack),
+        }
     }
 
     /// Gives the accelerator what the buffer's pack, or else the backend's, holds of the weight; `None` if that is nothing and its own bytes are
@@ -163,13 +220,7 @@ impl Shape {
         backend: &OrkBackend,
         pack: Option<Arc<ModelPack>>,
     ) -> Result<Option<Box<dyn LoadedWeight>>, BackendError> {
-        let Some(pack) = pack.or_else(|| backend.pack()) else {
-            return if backend.refuses_unpacked() {
-                Err(BackendError::Unmapped { name: self.name.clone() })
-            } else {
-                Ok(None)
-            };
-        };
+        let Some(pack) = self.pack_of(backend, pack)? else { return Ok(None) };
         match pack.tiles(&self.name, self.k, self.n) {
             Ok((tiles, scheme)) => {
                 let loaded = backend.accelerator()?.load_tiles(&self.name, tiles);
@@ -177,20 +228,12 @@ impl Shape {
                 backend.counters().loaded_from_pack(&scheme);
                 Ok(Some(loaded))
             }
-            Err(miss) => {
-                backend.counters().missed_in_pack(&self.name, &miss);
-                if matches!(miss, PackMiss::Absent) && pack.absent() == Absent::Convert {
-                    tracing::warn!(weight = %self.name, reason = %miss, "converted from the model's bytes");
-                    return Ok(None);
-                }
-                let (name, pack) = (self.name.clone(), pack.path().display().to_string());
-                Err(BackendError::Pack { name, k: self.k, n: self.n, pack, source: miss })
-            }
+            Err(miss) => self.missed(backend, &pack, miss).map(|()| None),
         }
     }
 
     /// Checks what an accelerator made of the weight, which it was given as this type or scheme.
-    fn taken(
+    pub(crate) fn taken(
         &self,
         given_as: &str,
         loaded: Result<Box<dyn LoadedWeight>, AccelError>,
@@ -359,6 +402,11 @@ impl OrkBuffer {
         self.weights.read().unwrap_or_else(PoisonError::into_inner).get(&offset).cloned()
     }
 
+    /// Matrix `index` of the stack at a tensor's address, if it was taken.
+    pub(crate) fn matrix_at(&self, data: *const c_void, stack: &Shape, index: usize) -> Option<Arc<Weight>> {
+        self.weight_at(data.cast::<u8>().wrapping_add(index * stack.matrix_bytes()).cast())
+    }
+
     /// Drops every weight some of whose bytes are in the range: its source is about to change.
     fn forget(&self, offset: usize, len: usize) {
         let outside = |at: usize, bytes: usize| at + bytes.max(1) <= offset || at >= offset + len;
@@ -453,7 +501,7 @@ impl OrkBuffer {
             // SAFETY: inside the weight.
             let source = unsafe { source.add(index * bytes) };
             // SAFETY: passed on from the caller.
-            unsafe { self.take(&shape.matrix(index), start + index * bytes, bytes, source) }?;
+            unsafe { self.take(shape, index, start + index * bytes, bytes, source) }?;
         }
         // A stack of which only some matrices found room is of no use: the CPU computes the whole of it.
         if self.residency != Residency::Resident {
@@ -480,49 +528,57 @@ impl OrkBuffer {
         }
     }
 
-    /// Packs a complete weight, or takes it from the backend's pack, which leaves `source` unread unless the CPU needs it.
+    /// Packs matrix `index` of a complete weight, or takes it from the backend's pack, which leaves `source` unread unless the CPU needs it.
     ///
     /// # Safety
     /// `source` must hold the `total` bytes of the matrix.
     unsafe fn take(
         &self,
-        shape: &Shape,
+        stack: &Shape,
+        index: usize,
         start: usize,
         total: usize,
         source: *const u8,
     ) -> Result<(), BackendError> {
         let backend = self.backend;
+        let shape = &stack.matrix(index);
         let wanted = backend.exclusion(shape.stem()).is_none()
             && backend.accelerator()?.limits(shape.k, shape.n).is_ok();
-        let taken = if wanted {
-            let loaded = match shape.load_from_pack(backend, self.pack.clone()) {
+        let experts = backend.experts().filter(|_| stack.matrices > 1 && shape.k <= StoredRows::K_MAX);
+        let taken = match experts {
+            _ if !wanted => None,
+            Some(experts) => {
+                let hot = experts.is_hot(&stack.name, index)?;
                 // SAFETY: passed on from the caller.
-                Ok(None) => unsafe { shape.load(backend, source) },
-                Ok(Some(loaded)) => Ok(loaded),
-                Err(error) => Err(error),
-            };
-            match loaded {
-                Ok(loaded) => Some(loaded),
-                Err(BackendError::Load { source, name, .. })
-                    if self.residency != Residency::Resident && source.kind() == AccelErrorKind::NoRoom =>
-                {
-                    backend.counters().no_room();
-                    tracing::warn!(weight = %name, reason = %source, "no room on the accelerator, left to the CPU");
-                    None
-                }
-                Err(error) => return Err(error),
+                Some(unsafe { shape.take_expert(backend, experts, self.pack.clone(), source, hot) }?)
             }
-        } else {
-            None
+            None => {
+                let loaded = match shape.load_from_pack(backend, self.pack.clone()) {
+                    // SAFETY: passed on from the caller.
+                    Ok(None) => unsafe { shape.load(backend, source) },
+                    Ok(Some(loaded)) => Ok(loaded),
+                    Err(error) => Err(error),
+                };
+                match loaded {
+                    Ok(loaded) => Some(Weight::on_accelerator(backend, shape, loaded)),
+                    Err(BackendError::Load { source, name, .. })
+                        if self.residency != Residency::Resident && source.kind() == AccelErrorKind::NoRoom =>
+                    {
+                        backend.counters().no_room();
+                        tracing::warn!(weight = %name, reason = %source, "no room on the accelerator, left to the CPU");
+                        None
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
         };
         if self.residency != Residency::Resident || taken.is_none() {
             // SAFETY: `start + total` is inside our memory: ggml allocates tensors inside their buffer, and `write`
             // checked the last piece.
             unsafe { self.memory.write(start, source, total) };
         }
-        if let Some(loaded) = taken {
-            let weight = Arc::new(Weight::on_accelerator(backend, shape, loaded));
-            self.weights.write().unwrap_or_else(PoisonError::into_inner).insert(start, weight);
+        if let Some(weight) = taken {
+            self.weights.write().unwrap_or_else(PoisonError::into_inner).insert(start, Arc::new(weight));
         }
         Ok(())
     }

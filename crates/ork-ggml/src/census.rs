@@ -4,6 +4,8 @@
 //! *Planning* counts questions: ggml asks several times per node and graph, so these numbers say *why*, not how
 //! often work was done. *Executed* counts work. A weight that never executes is a placement regression.
 
+use crate::buffer::Shape;
+use crate::routing::{self, Ledger, Place, RouteKey, RouteUse, RowClass, Verdict};
 use crate::{Decline, DeclineReason, PackMiss};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -18,6 +20,8 @@ pub struct Planning {
     pub structural: u64,
     /// Matmuls accepted.
     pub claimed: u64,
+    /// SwiGLUs accepted.
+    pub swiglu: u64,
     /// Declined, by operation and reason.
     pub declined: Vec<DeclineCount>,
 }
@@ -49,12 +53,38 @@ pub struct Executed {
     /// Of `matmuls`: those computed by the plain software loop because the accelerator cannot hold the matrix
     /// (adapters in a resident buffer).
     pub software: u64,
+    /// Of `matmuls`: those with matrices of a stack, by where the matrix is.
+    pub experts: ExpertUse,
+    /// SwiGLUs that were computed.
+    pub swiglu: SwigluUse,
     /// Matmuls that failed.
     pub failed: u64,
     /// Host time inside the backend: from each graph handed over to its results, whatever happens in between.
     pub time: Duration,
     /// By weight, in name order.
     pub weights: BTreeMap<String, WeightUse>,
+}
+
+/// Use of the matrices of stacks: experts, as a rule.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpertUse {
+    /// Products on the accelerator.
+    pub hot: u64,
+    /// Products by four-bit codes on the CPU.
+    pub cold: u64,
+    /// Rows of the former.
+    pub hot_rows: u64,
+    /// Rows of the latter.
+    pub cold_rows: u64,
+}
+
+/// SwiGLUs that this backend computed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwigluUse {
+    /// All of them.
+    pub computed: u64,
+    /// Those whose `silu` was started while the accelerator still had a product to compute.
+    pub overlapped: u64,
 }
 
 /// Use of one weight.
@@ -74,6 +104,8 @@ pub struct WeightUse {
     pub m_min: u64,
     /// Largest m seen.
     pub m_max: u64,
+    /// Of `matmuls`: those by four-bit codes on the CPU.
+    pub cold: u64,
 }
 
 /// Weights held.
@@ -87,6 +119,10 @@ pub struct Holding {
     pub live_device_bytes: u64,
     /// Weights left to the CPU because the accelerator had no room.
     pub no_room: u64,
+    /// Experts held in four bits by the host now.
+    pub cold: u64,
+    /// Bytes of them.
+    pub cold_bytes: u64,
 }
 
 /// Weights and the pack they were to come from, since one was set last.
@@ -110,9 +146,16 @@ pub struct ClaimCensus {
     pub holding: Holding,
     /// Packs.
     pub packs: PackUse,
+    /// Where products went, and what they are modelled to cost. A list, since its keys are no text.
+    pub routes: Vec<(RouteKey, RouteUse)>,
 }
 
 impl ClaimCensus {
+    /// Where products went and why: one line for each operation, kind of weight and class of rows.
+    pub fn route_table(&self) -> String {
+        routing::table(&self.routes.iter().cloned().collect())
+    }
+
     /// How often `reason` was given for `op` at planning.
     pub fn declined(&self, op: &str, reason: DeclineReason) -> u64 {
         self.planning.declined.iter().filter(|d| d.op == op && d.reason == reason).map(|d| d.count).sum()
@@ -158,7 +201,7 @@ fn without_numbers(name: &str) -> String {
 
 impl fmt::Display for ClaimCensus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { planning, executed, holding, packs } = self;
+        let Self { planning, executed, holding, packs, .. } = self;
         writeln!(
             f,
             "weights   {} held ({} MiB), {} loaded, {} left to the CPU for want of room",
@@ -190,6 +233,21 @@ impl fmt::Display for ClaimCensus {
             executed.software,
             executed.failed
         )?;
+        let ExpertUse { hot, cold, hot_rows, cold_rows } = executed.experts;
+        if holding.cold > 0 || cold > 0 {
+            writeln!(
+                f,
+                "experts   {hot} products ({hot_rows} rows) on the accelerator, {cold} ({cold_rows} rows) on the CPU in four bits: {:.1} % of \
+                 the rows met a hot expert; {} cold experts held ({:.1} MiB)",
+                100.0 * hot_rows as f64 / (hot_rows + cold_rows).max(1) as f64,
+                holding.cold,
+                holding.cold_bytes as f64 / (1u64 << 20) as f64
+            )?;
+        }
+        let SwigluUse { computed, overlapped } = executed.swiglu;
+        if computed > 0 {
+            writeln!(f, "swiglu    {computed} computed, {overlapped} of them beside a product")?;
+        }
         writeln!(f, "planning  {} matmuls claimed (questions, not work)", planning.claimed)?;
         for line in &planning.declined {
             writeln!(
@@ -212,10 +270,12 @@ pub(crate) struct Counters {
 struct Inner {
     structural: u64,
     claimed: u64,
+    swiglu: u64,
     declined: BTreeMap<(DeclineReason, String), (u64, String)>,
     executed: Executed,
     holding: Holding,
     packs: PackUse,
+    routes: Ledger,
 }
 
 /// One finished matmul, for the books.
@@ -226,7 +286,8 @@ pub(crate) struct MatMulRecord<'a> {
     pub(crate) k: usize,
     pub(crate) n: usize,
     pub(crate) m: usize,
-    pub(crate) software: bool,
+    pub(crate) op: &'a str,
+    pub(crate) verdict: Verdict,
 }
 
 impl Counters {
@@ -240,6 +301,26 @@ impl Counters {
 
     pub(crate) fn claimed(&self) {
         self.with(|c| c.claimed += 1);
+    }
+
+    /// It was asked who is to compute a product of `m` rows by each matrix of a stack.
+    pub(crate) fn judged(&self, op: &str, shape: &Shape, m: u64, verdict: &Verdict) {
+        let stack = if shape.matrices == 1 { "" } else { "[*]" };
+        let key = RouteKey {
+            op: op.to_owned(),
+            kind: without_numbers(&shape.name) + stack,
+            type_name: shape.element.name.clone(),
+            k: shape.k as u64,
+            n: shape.n as u64,
+            rows: RowClass::of(m),
+            place: verdict.place,
+            why: verdict.why,
+        };
+        self.with(|c| {
+            let line = c.routes.entry(key).or_default();
+            line.asked += 1;
+            line.judged(m, verdict);
+        });
     }
 
     pub(crate) fn declined(&self, op: &str, subject: &str, decline: &Decline) {
@@ -261,7 +342,29 @@ impl Counters {
                 let m = record.m as u64;
                 c.executed.matmuls += 1;
                 c.executed.rows += m;
-                c.executed.software += u64::from(record.software);
+                let cold = u64::from(record.verdict.place == Place::Cold);
+                if record.weight.ends_with(']') {
+                    let experts = &mut c.executed.experts;
+                    let (products, rows) = match cold {
+                        0 => (&mut experts.hot, &mut experts.hot_rows),
+                        _ => (&mut experts.cold, &mut experts.cold_rows),
+                    };
+                    *products += 1;
+                    *rows += m;
+                }
+                c.executed.software += u64::from(record.verdict.place == Place::Software);
+                let kind = without_numbers(record.weight);
+                let key = RouteKey {
+                    op: record.op.to_owned(),
+                    kind,
+                    type_name: record.type_name.to_owned(),
+                    k: record.k as u64,
+                    n: record.n as u64,
+                    rows: RowClass::of(m),
+                    place: record.verdict.place,
+                    why: record.verdict.why,
+                };
+                c.routes.entry(key).or_default().computed(m, &record.verdict);
                 if !c.executed.weights.contains_key(record.weight) {
                     let fresh = WeightUse {
                         k: record.k as u64,
@@ -274,6 +377,7 @@ impl Counters {
                 }
                 if let Some(weight) = c.executed.weights.get_mut(record.weight) {
                     weight.matmuls += 1;
+                    weight.cold += cold;
                     weight.rows += m;
                     weight.m_min = weight.m_min.min(m);
                     weight.m_max = weight.m_max.max(m);
@@ -284,6 +388,32 @@ impl Counters {
 
     pub(crate) fn spent(&self, time: Duration) {
         self.with(|c| c.executed.time += time);
+    }
+
+    pub(crate) fn swiglu_claimed(&self) {
+        self.with(|c| c.swiglu += 1);
+    }
+
+    /// A SwiGLU was computed.
+    pub(crate) fn swiglu(&self, overlapped: bool) {
+        self.with(|c| {
+            c.executed.swiglu.computed += 1;
+            c.executed.swiglu.overlapped += u64::from(overlapped);
+        });
+    }
+
+    pub(crate) fn kept_cold(&self, bytes: u64) {
+        self.with(|c| {
+            c.holding.cold += 1;
+            c.holding.cold_bytes += bytes;
+        });
+    }
+
+    pub(crate) fn dropped_cold(&self, bytes: u64) {
+        self.with(|c| {
+            c.holding.cold = c.holding.cold.saturating_sub(1);
+            c.holding.cold_bytes = c.holding.cold_bytes.saturating_sub(bytes);
+        });
     }
 
     pub(crate) fn failed(&self, matmuls: usize) {
@@ -334,6 +464,7 @@ impl Counters {
             planning: Planning {
                 structural: c.structural,
                 claimed: c.claimed,
+                swiglu: c.swiglu,
                 declined: c
                     .declined
                     .iter()
@@ -348,6 +479,7 @@ impl Counters {
             executed: c.executed.clone(),
             holding: c.holding,
             packs: c.packs.clone(),
+            routes: c.routes.iter().map(|(key, used)| (key.clone(), *used)).collect(),
         })
     }
 }
@@ -371,7 +503,10 @@ mod tests {
     #[test]
     fn the_table_sums_layers() {
         let counters = Counters::default();
-        let record = |weight, m| MatMulRecord { weight, type_name: "q8_0", k: 64, n: 32, m, software: false };
+        let verdict =
+            Verdict { npu_us: None, cpu_us: 1.0, place: Place::Npu, why: crate::routing::Why::Route };
+        let record =
+            |weight, m| MatMulRecord { weight, type_name: "q8_0", k: 64, n: 32, m, op: "MUL_MAT", verdict };
         counters.submission(&[record("blk.0.a.weight", 3), record("blk.1.a.weight", 5)]);
         counters.submission(&[record("blk.0.a.weight", 40)]);
         let table = counters.snapshot().table();

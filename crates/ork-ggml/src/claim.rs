@@ -10,11 +10,14 @@
 //! A weight in a resident buffer can be read by nobody else, so (2) must accept it whatever its shape and rows.
 
 use crate::abi;
+use crate::accelerator::ModelledTime;
 use crate::backend::OrkBackend;
 use crate::buffer::{OrkBuffer, Residency, Shape, name_of};
+use crate::cost;
 use crate::decline::Decline;
 use crate::device::buffer_type_name;
-use crate::options::{ForeignWeights, Route};
+use crate::options::{Attention, MinRows, Route, Swiglu};
+use crate::routing::{self, Place, Question, Verdict};
 
 /// Fewest results of a product with a matrix that is packed for it alone. Packing costs more than such a product, and its
 /// error, which is small beside the results together, may be large beside a single one that is near zero.
@@ -27,6 +30,8 @@ pub(crate) enum Accepted {
     Structural,
     /// A matmul.
     MatMul,
+    /// A SwiGLU of two matmuls.
+    Swiglu,
 }
 
 /// Where the left operand of a matmul lives.
@@ -51,6 +56,10 @@ pub(crate) fn supports(backend: &OrkBackend, op: &abi::Tensor) -> bool {
             backend.counters().claimed();
             true
         }
+        Ok(Accepted::Swiglu) => {
+            backend.counters().swiglu_claimed();
+            true
+        }
         Err(decline) => {
             // SAFETY: operands of a live tensor are live or null.
             let weight = unsafe { op.src[0].as_ref() };
@@ -69,6 +78,9 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         return Ok(Accepted::Structural);
     }
     let host = backend.host();
+    if backend.is_glu(op.op) {
+        return swiglu(backend, op);
+    }
     if op.op != codes.mul_mat && op.op != codes.mul_mat_id {
         return Err(Decline::Operation { op: host.op_name(op.op) });
     }
@@ -81,7 +93,7 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         0 => {}
         hint => return Err(Decline::Hint { hint }),
     }
-    if weight.op != codes.none && backend.foreign_weights() == ForeignWeights::Decline {
+    if weight.op != codes.none && !backend.packs_per_call(weight) {
         return Err(Decline::ComputedOperand);
     }
     let home = home(backend, weight)?;
@@ -108,8 +120,7 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         return Err(Decline::ResultLayout);
     }
     // Rows of the result: a row of the activation may meet several experts.
-    let rows: i64 = op.ne[1..].iter().product();
-    let m = (u64::try_from(rows).unwrap_or(0) / shape.matrices as u64).max(1);
+    let rows = u64::try_from(op.ne[1..].iter().product::<i64>()).unwrap_or(0);
     let precise = || match op.op_params[abi::OP_PARAM_ACTIVATION_PRECISION] {
         1..abi::PREC_Q8 => Err(Decline::Precision),
         _ => Ok(()),
@@ -118,19 +129,24 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         Home::Ours(buffer) if buffer.residency == Residency::Resident => Ok(Accepted::MatMul),
         Home::Ours(buffer) => {
             precise()?;
-            let accepted = rows_worth_it(backend.route(), m)?;
+            let one = |index: usize, m| match buffer.matrix_at(weight.data, &shape, index) {
+                Some(weight) => weight.modelled(m),
+                None => backend.accelerator().ok()?.modelled(shape.k, shape.n, m),
+            };
+            let time = |m| match backend.experts().filter(|_| shape.matrices > 1) {
+                Some(experts) => experts.mean_time(&shape, m, &|index| one(index, m)),
+                None => one(0, m),
+            };
             // A host that reads a file straight into memory shared with the CPU tells nobody.
-            if buffer.holds_stack(weight.data, &shape) || buffer.adopt(weight, &shape) {
-                return Ok(accepted);
-            }
-            Err(Decline::NotLoaded)
+            let loaded = || buffer.holds_stack(weight.data, &shape) || buffer.adopt(weight, &shape);
+            worth_it(backend, op, backend.route(), &question(&shape, rows, &time, false), &shape, &loaded)
         }
         Home::Probe => {
             within_limits(backend, weight)?;
-            if let (Ok(accelerator), [Ok(k), Ok(n)]) =
-                (backend.accelerator(), [weight.ne[0], weight.ne[1]].map(usize::try_from))
-            {
-                accelerator.claimed(&name_of(weight), k, n);
+            if let Ok(accelerator) = backend.accelerator() {
+                for index in 0..shape.matrices {
+                    accelerator.claimed(&shape.matrix(index).name, shape.k, shape.n);
+                }
             }
             Ok(Accepted::MatMul)
         }
@@ -141,18 +157,87 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
                 return Err(Decline::FewResults { results, min: FOREIGN_RESULTS_MIN });
             }
             within_limits(backend, weight)?;
-            rows_worth_it(backend.route(), m)
+            let time = |m| backend.accelerator().ok()?.modelled(shape.k, shape.n, m);
+            let route = match (backend.route(), backend.attention()) {
+                (Route::Cpu, _) => Route::Cpu,
+                (route, _) if weight.op == codes.none => route,
+                (_, Attention::On) => Route::Npu,
+                (_, Attention::ByCost) => Route::Auto { min_rows: MinRows::ByCost },
+                (route, Attention::Off) => route,
+            };
+            worth_it(backend, op, route, &question(&shape, rows, &time, true), &shape, &|| true)
         }
     }
 }
 
+/// A GLU is taken where both its operands are: its values come from memory that this backend has just written.
+fn swiglu(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted, Decline> {
+    let decline = || Decline::Operation { op: backend.host().op_name(op.op) };
+    // SAFETY: operands of a live tensor are live or null.
+    let (gate, up) = unsafe { (op.src[0].as_ref(), op.src[1].as_ref()) };
+    let (Some(gate), Some(up)) = (gate, up) else { return Err(decline()) };
+    let plain = |tensor: &abi::Tensor| {
+        // SAFETY: live tensor.
+        tensor.type_ == abi::TYPE_F32 && unsafe { (backend.host().ggml_is_contiguous)(tensor) }
+    };
+    let ours = |tensor: &abi::Tensor| {
+        tensor.op == backend.ops().mul_mat && decide(backend, tensor) == Ok(Accepted::MatMul)
+    };
+    let wanted = backend.swiglu() == Swiglu::Overlap
+        && op.op_params[abi::OP_PARAM_GLU_KIND] == abi::GLU_SWIGLU
+        && op.op_params[abi::OP_PARAM_GLU_SWAPPED] == 0
+        && [op, gate, up].into_iter().all(plain)
+        && op.ne == gate.ne
+        && op.ne == up.ne;
+    if wanted && ours(gate) && ours(up) { Ok(Accepted::Swiglu) } else { Err(decline()) }
+}
+
+/// What a product of `rows` rows with a stack of matrices costs on either side: the matrices that are used, and the rows
+/// that each of them meets, if they share them evenly.
+pub(crate) fn question(
+    shape: &Shape,
+    rows: u64,
+    time: &dyn Fn(usize) -> Option<ModelledTime>,
+    packed_for_it: bool,
+) -> Question {
+    let matrices = (shape.matrices as u64).min(rows).max(1);
+    let m = rows.div_ceil(matrices).max(1);
+    Question {
+        size: cost::Size { m, k: shape.k as u64, n: shape.n as u64 },
+        stored: shape.stored(),
+        matrices,
+        time: time(usize::try_from(m).unwrap_or(usize::MAX)),
+        packed_for_it,
+    }
+}
+
 /// The route's opinion on a matmul that the CPU could run as well.
-fn rows_worth_it(route: Route, m: u64) -> Result<Accepted, Decline> {
-    match route {
-        Route::Npu => Ok(Accepted::MatMul),
-        Route::Auto { min_rows } if m >= u64::from(min_rows) => Ok(Accepted::MatMul),
-        Route::Auto { min_rows } => Err(Decline::BelowMinRows { m, min_rows }),
-        Route::Cpu => Err(Decline::RouteIsCpu),
+fn worth_it(
+    backend: &OrkBackend,
+    op: &abi::Tensor,
+    route: Route,
+    question: &Question,
+    shape: &Shape,
+    loaded: &dyn Fn() -> bool,
+) -> Result<Accepted, Decline> {
+    let verdict = routing::decide(route, question);
+    if verdict.place == Place::Npu && !loaded() {
+        return Err(Decline::NotLoaded);
+    }
+    let op_name = backend.host().op_name(op.op);
+    backend.counters().judged(&op_name, shape, question.size.m, &verdict);
+    let m = question.size.m;
+    let Verdict { npu_us, cpu_us, place, .. } = verdict;
+    match (place, route, npu_us) {
+        (Place::Npu, ..) => Ok(Accepted::MatMul),
+        (_, Route::Cpu, _) => Err(Decline::RouteIsCpu),
+        (_, Route::Auto { min_rows: MinRows::Rows(min_rows) }, _) => {
+            Err(Decline::BelowMinRows { m, min_rows })
+        }
+        (_, _, Some(npu_us)) => {
+            Err(Decline::CpuFaster { m, npu_us: npu_us.round() as u64, cpu_us: cpu_us.round() as u64 })
+        }
+        (_, _, None) => Err(Decline::BelowMinRows { m, min_rows: MinRows::WITHOUT_MODEL }),
     }
 }
 
@@ -170,7 +255,7 @@ fn within_limits(backend: &OrkBackend, weight: &abi::Tensor) -> Result<(), Decli
 fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
     let Some(buffer) = buffer_of(weight) else {
         // ggml's backend test asks before it allocates; what it gets then is the weight type of our device.
-        if backend.foreign_weights() == ForeignWeights::PackPerCall && backend.route() != Route::Npu {
+        if backend.packs_per_call(weight) && backend.route() != Route::Npu {
             return Ok(Home::Foreign);
         }
         return Err(Decline::ForeignBuffer { buffer_type: "none".to_owned() });
@@ -180,7 +265,7 @@ fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
             Some(ours)
                 if ours.residency == Residency::Shared
                     && ours.weight_at(weight.data).is_none()
-                    && backend.foreign_weights() == ForeignWeights::PackPerCall =>
+                    && backend.packs_per_call(weight) =>
             {
                 Ok(Home::Foreign)
             }
@@ -189,7 +274,7 @@ fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
             None => Ok(Home::Probe),
         };
     }
-    if backend.host().is_host(buffer.buft) && backend.foreign_weights() == ForeignWeights::PackPerCall {
+    if backend.host().is_host(buffer.buft) && backend.packs_per_call(weight) {
         return Ok(Home::Foreign);
     }
     Err(Decline::ForeignBuffer { buffer_type: buffer_type_name(buffer.buft) })

@@ -25,6 +25,16 @@ pub enum Decline {
         /// The threshold of the route.
         min_rows: u32,
     },
+    /// The CPU is modelled to be faster.
+    #[error("m = {m} rows, {npu_us} us modelled on the accelerator, {cpu_us} us on the CPU")]
+    CpuFaster {
+        /// Rows that each matrix meets.
+        m: u64,
+        /// Modelled time with the accelerator, in microseconds.
+        npu_us: u64,
+        /// Modelled time on the CPU, in microseconds.
+        cpu_us: u64,
+    },
     /// The left operand is a computed matrix (KV cache, recurrent state), not a weight.
     #[error("the left operand is computed, not a weight")]
     ComputedOperand,
@@ -106,6 +116,7 @@ impl Decline {
             Self::Operation { .. } => DeclineReason::Operation,
             Self::RouteIsCpu => DeclineReason::RouteIsCpu,
             Self::BelowMinRows { .. } => DeclineReason::BelowMinRows,
+            Self::CpuFaster { .. } => DeclineReason::CpuFaster,
             Self::ComputedOperand => DeclineReason::ComputedOperand,
             Self::ForeignBuffer { .. } => DeclineReason::ForeignBuffer,
             Self::NotLoaded => DeclineReason::NotLoaded,
@@ -133,6 +144,7 @@ pub enum DeclineReason {
     Operation,
     RouteIsCpu,
     BelowMinRows,
+    CpuFaster,
     ComputedOperand,
     ForeignBuffer,
     NotLoaded,
@@ -156,6 +168,7 @@ impl DeclineReason {
             Self::Operation => "operation",
             Self::RouteIsCpu => "route_is_cpu",
             Self::BelowMinRows => "below_min_rows",
+            Self::CpuFaster => "cpu_faster",
             Self::ComputedOperand => "computed_operand",
             Self::ForeignBuffer => "foreign_buffer",
             Self::NotLoaded => "not_loaded",

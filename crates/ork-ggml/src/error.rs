@@ -2,7 +2,8 @@
 //! Failures of the backend. ggml's callbacks carry at most a status, so the facts wait in the backend until
 //! [`crate::OrkBackend::take_error`] fetches them.
 
-use crate::{AccelError, PackMiss, PackUseError};
+use crate::{AccelError, PackMiss, PackUseError, SkewError};
+use ork_quant::QuantError;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -37,6 +38,20 @@ pub enum BackendError {
         pack: String,
         /// Why.
         source: PackMiss,
+    },
+    /// The file of measured use does not know a stack of experts.
+    #[error("the file of measured use knows no experts {name}; it is of another model")]
+    UnknownStack {
+        /// Name of the weight.
+        name: String,
+    },
+    /// An expert could not be quantised.
+    #[error("cannot quantise expert {name}")]
+    Expert {
+        /// Name of the weight, with the index of the expert.
+        name: String,
+        /// Why.
+        source: QuantError,
     },
     /// A multiplication failed; its result was discarded.
     #[error("matmul with {name} failed (m = {m}, k = {k}, n = {n})")]
@@ -137,6 +152,12 @@ impl BackendError {
                 Some("load the model without mapping its file (--no-mmap, load.mmap = false)".to_owned())
             }
             Self::NoCpu => Some("put ggml's CPU libraries beside its others".to_owned()),
+            Self::UnknownStack { .. } => {
+                Some("measure this model: ork moe-skew -m MODEL -f TEXT -o skew.toml".to_owned())
+            }
+            Self::Expert { .. } => {
+                Some("the model file is damaged, or offload.experts.cache = \"all\"".to_owned())
+            }
             Self::Retired => Some("free models before the engine".to_owned()),
             Self::WriteOutOfOrder { .. } | Self::UnexpectedOperation { .. } | Self::Operand { .. } => Some(
                 "the host does something this backend does not know; please report it with the model's name"
@@ -157,6 +178,18 @@ pub enum InitError {
         /// ggml's name of the operation.
         name: &'static str,
     },
+    /// There is no expert cache as it is asked for.
+    #[error("{}; {}", in_full(source.as_ref(), None), source.hint())]
+    Experts {
+        /// Why.
+        source: Arc<SkewError>,
+    },
+}
+
+impl From<SkewError> for InitError {
+    fn from(source: SkewError) -> Self {
+        Self::Experts { source: Arc::new(source) }
+    }
 }
 
 /// An error with its causes and what to do, on one line.

@@ -23,9 +23,11 @@ mod backend;
 mod buffer;
 mod census;
 mod claim;
+mod cost;
 mod decline;
 mod device;
 mod error;
+mod experts;
 mod graph;
 mod host;
 mod mapping;
@@ -35,17 +37,30 @@ mod npu;
 mod operands;
 mod options;
 mod pack;
+mod routing;
+mod skew;
 mod software;
 mod survey;
+mod swiglu;
 
-pub use accelerator::{AccelError, AccelErrorKind, AccelMemory, Accelerator, LoadedWeight, WeightRows};
+pub use accelerator::{
+    AccelError, AccelErrorKind, AccelMemory, Accelerator, CodeRows, LoadedWeight, ModelledTime, WeightRows,
+};
 pub use backend::{OrkBackend, PackFinder};
-pub use census::{ClaimCensus, DeclineCount, Executed, Holding, PackUse, Planning, WeightUse};
+pub use census::{
+    ClaimCensus, DeclineCount, Executed, ExpertUse, Holding, PackUse, Planning, SwigluUse, WeightUse,
+};
+pub use cost::{CPU_TABLE, CpuConstant};
 pub use decline::{Decline, DeclineReason};
 pub use error::{BackendError, InitError};
 pub use host::Host;
 pub use node::GraphHost;
 pub use npu::NpuAccelerator;
-pub use options::{BackendOptions, ForeignWeights, Route};
+pub use options::{
+    Attention, BackendOptions, ExpertCache, ExpertCodes, ExpertOptions, ForeignWeights, MinRows, Route,
+    Swiglu,
+};
 pub use pack::{Absent, ModelPack, PackChoice, PackMiss, PackUseError};
+pub use routing::{Place, RouteKey, RouteUse, RowClass, Why};
+pub use skew::{ExpertSkew, LayerSkew, SkewError};
 pub use survey::{ClaimedWeight, Survey};

@@ -5,10 +5,12 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use ork_driver::{Driver, DriverError, MatmulGroup, Tiles, Weight};
+use ork_driver::{Driver, DriverError, MatmulGroup, ModelledProduct, Tiles, Weight};
 
 use crate::error::in_full;
-use crate::{AccelError, AccelErrorKind, Accelerator, Decline, LoadedWeight, WeightRows};
+use crate::{
+    AccelError, AccelErrorKind, Accelerator, CodeRows, Decline, LoadedWeight, ModelledTime, WeightRows,
+};
 
 /// Multiplies on the NPU of an [`ork_driver::Driver`].
 pub struct NpuAccelerator {
@@ -95,6 +97,32 @@ impl Accelerator for NpuAccelerator {
         Ok(Box::new(NpuWeight { weight, driver: Arc::clone(driver) }))
     }
 
+    fn load_codes(
+        &self,
+        name: &str,
+        k: usize,
+        n: usize,
+        rows: &CodeRows<'_>,
+    ) -> Result<Box<dyn LoadedWeight>, AccelError> {
+        let driver = self.driver().map_err(AccelError::clone)?;
+        let weight = driver.load_scaled_codes(name, k, n, rows).map_err(accel_error)?;
+        Ok(Box::new(NpuWeight { weight, driver: Arc::clone(driver) }))
+    }
+
+    fn matmul_group_then<'a>(
+        &self,
+        weights: &[&'a dyn LoadedWeight],
+        m: usize,
+        x: &'a [f32],
+        outs: Vec<&'a mut [f32]>,
+        finished: &mut dyn FnMut(usize, &'a mut [f32]),
+    ) -> Result<(), AccelError> {
+        let parts = weights.iter().zip(outs).map(|(weight, out)| Ok((ours(*weight)?, out)));
+        let parts = parts.collect::<Result<_, AccelError>>()?;
+        let driver = self.driver().map_err(AccelError::clone)?;
+        driver.matmul_then(MatmulGroup { m, x, parts }, finished).map_err(accel_error)
+    }
+
     fn matmul_group(
         &self,
         weights: &[&dyn LoadedWeight],
@@ -102,15 +130,29 @@ impl Accelerator for NpuAccelerator {
         x: &[f32],
         outs: &mut [&mut [f32]],
     ) -> Result<(), AccelError> {
-        let foreign = || AccelError::new(AccelErrorKind::Bug, "a weight of another accelerator");
         let mut parts = Vec::with_capacity(weights.len());
         for (weight, out) in weights.iter().zip(outs) {
-            let any: &dyn Any = *weight;
-            parts.push((&any.downcast_ref::<NpuWeight>().ok_or_else(foreign)?.weight, &mut **out));
+            parts.push((ours(*weight)?, &mut **out));
         }
         let driver = self.driver().map_err(AccelError::clone)?;
         driver.matmul(&mut MatmulGroup { m, x, parts }).map_err(accel_error)
     }
+
+    fn modelled(&self, k: usize, n: usize, m: usize) -> Option<ModelledTime> {
+        let product = self.driver().ok()?.modelled_shape(k, n, m).ok()?;
+        Some(time_of(&product, 0))
+    }
+}
+
+/// The driver's weight behind one of ours.
+fn ours(weight: &dyn LoadedWeight) -> Result<&Weight, AccelError> {
+    let any: &dyn Any = weight;
+    let foreign = || AccelError::new(AccelErrorKind::Bug, "a weight of another accelerator");
+    any.downcast_ref::<NpuWeight>().map(|weight| &weight.weight).ok_or_else(foreign)
+}
+
+fn time_of(product: &ModelledProduct, brought_in_bytes: u64) -> ModelledTime {
+    ModelledTime { npu_us: product.npu_us, host_bytes: product.host_bytes, brought_in_bytes }
 }
 
 fn never_opened() -> AccelError {
@@ -128,6 +170,12 @@ impl LoadedWeight for NpuWeight {
 
     fn device_bytes(&self) -> u64 {
         self.weight.device_bytes()
+    }
+
+    fn modelled(&self, m: usize) -> Option<ModelledTime> {
+        let product = self.driver.modelled(&self.weight, m).ok()?;
+        let brought_in = if self.weight.is_streamed() { self.weight.device_bytes() } else { 0 };
+        Some(time_of(&product, brought_in))
     }
 
     fn matmul(&self, m: usize, x: &[f32], out: &mut [f32]) -> Result<(), AccelError> {

@@ -10,7 +10,6 @@ use crate::buffer::{OrkBuffer, Residency, Shape, Weight, name_of};
 use crate::claim::buffer_of;
 use crate::error::BackendError;
 use crate::host::Host;
-use crate::options::ForeignWeights;
 
 fn size(ne: i64) -> usize {
     usize::try_from(ne).unwrap_or(0)
@@ -246,7 +245,7 @@ enum Home<'g> {
 impl<'g> Stack<'g> {
     fn of(backend: &OrkBackend, tensor: &'g abi::Tensor) -> Result<Self, BackendError> {
         let buffer = buffer_of(tensor).ok_or_else(|| bad(tensor, "the weight has no buffer"))?;
-        let per_call = backend.foreign_weights() == ForeignWeights::PackPerCall;
+        let per_call = backend.packs_per_call(tensor);
         let ours = backend.tables().residency_of(buffer.buft).and_then(|_| OrkBuffer::of(buffer));
         if let Some(ours) = ours {
             let packed = ours.weight_at(tensor.data).is_some();
@@ -314,6 +313,8 @@ impl<'g> Stack<'g> {
 #[derive(Debug)]
 pub(crate) struct Node<'g> {
     pub(crate) name: String,
+    /// ggml's name of the operation.
+    pub(crate) op: String,
     pub(crate) activation: Activation,
     pub(crate) selection: Selection,
     pub(crate) stack: Stack<'g>,
@@ -381,7 +382,42 @@ pub(crate) fn read_node<'g>(backend: &OrkBackend, node: &'g abi::Tensor) -> Resu
     if !(node.data as usize).is_multiple_of(align_of::<f32>()) {
         return Err(bad(node, "the result is not aligned"));
     }
-    Ok(Node { name: name_of(node), activation, selection, stack, n, out: node.data.cast(), out_len })
+    let op = backend.host().op_name(node.op);
+    Ok(Node { name: name_of(node), op, activation, selection, stack, n, out: node.data.cast(), out_len })
+}
+
+/// A SwiGLU node: `silu(gate) * up`, all of them rows of f32 one after the other.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GluNode {
+    pub(crate) gate: *const f32,
+    pub(crate) up: *const f32,
+    pub(crate) out: *mut f32,
+    pub(crate) len: usize,
+    /// Numbers of a row.
+    pub(crate) width: usize,
+}
+
+/// Finds the operands of a SwiGLU node.
+pub(crate) fn read_glu(backend: &OrkBackend, node: &abi::Tensor) -> Result<GluNode, BackendError> {
+    // SAFETY: operands of a live node are live or null.
+    let (gate, up) = unsafe { (node.src[0].as_ref(), node.src[1].as_ref()) };
+    let (Some(gate), Some(up)) = (gate, up) else { return Err(bad(node, "an operand is missing")) };
+    let plain = |tensor: &abi::Tensor| {
+        // SAFETY: live tensor.
+        let contiguous = unsafe { (backend.host().ggml_is_contiguous)(tensor) };
+        let aligned = (tensor.data as usize).is_multiple_of(align_of::<f32>());
+        tensor.type_ == abi::TYPE_F32
+            && contiguous
+            && aligned
+            && tensor.ne == node.ne
+            && readable(backend, tensor)
+    };
+    if ![node, gate, up].into_iter().all(plain) {
+        return Err(bad(node, "it is not f32 rows in host memory"));
+    }
+    let len = node.ne.iter().map(|&ne| size(ne)).product();
+    let width = size(node.ne[0]);
+    Ok(GluNode { gate: gate.data.cast(), up: up.data.cast(), out: node.data.cast(), len, width })
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@
 //! beside it is of another version would look the same and be another model.
 
 use ork_driver::{TileBytes, Tiles};
-use ork_pack::{Expected, LAYOUT, Pack, PackError, SourceSample, info};
+use ork_pack::{Expected, LAYOUT, Pack, PackError, SourceSample, info, stored_rows};
+use ork_quant::StoredRows;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -116,6 +117,12 @@ pub enum PackMiss {
         /// Rows in the pack.
         found_n: u32,
     },
+    /// It holds an expert in codes that the CPU cannot multiply by.
+    #[error("the pack holds it as {scheme}, and an expert cache needs i4a8 or i4a8-nf4 without a rotation")]
+    Scheme {
+        /// What it holds.
+        scheme: String,
+    },
     /// What it holds contradicts itself; a basis that is not the one that the weights were quantised in is such a case.
     #[error("{0}")]
     Damaged(Arc<PackError>),
@@ -187,6 +194,23 @@ impl ModelPack {
         let words: Vec<String> =
             schemes.iter().map(|(scheme, tensors)| format!("{tensors} x {scheme}")).collect();
         words.join(", ")
+    }
+
+    /// The codes of an expert for the CPU, with the scheme that they were made by.
+    ///
+    /// # Errors
+    /// [`PackMiss`], [`PackMiss::Scheme`] among them.
+    pub(crate) fn codes(&self, name: &str, k: usize, n: usize) -> Result<(StoredRows, String), PackMiss> {
+        let tensor = self.pack.tensor(name).ok_or(PackMiss::Absent)?;
+        let entry = tensor.entry();
+        if (entry.k as usize, entry.n as usize) != (k, n) {
+            return Err(PackMiss::Shape { found_k: entry.k, found_n: entry.n });
+        }
+        let scheme = entry.scheme.to_string();
+        match stored_rows(&tensor).map_err(|error| PackMiss::Damaged(Arc::new(error)))? {
+            Some(codes) => Ok((codes, scheme)),
+            None => Err(PackMiss::Scheme { scheme }),
+        }
     }
 
     /// The tiles of a weight, with the scheme they were made by. They keep the mapping alive.

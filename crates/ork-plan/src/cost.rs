@@ -69,6 +69,14 @@ pub fn submit() -> Modelled {
     Modelled::from_us(Model::default().submit(SubmitPath::Blocking).us - NEXT_PROGRAM.us)
 }
 
+/// What a blocking call on several cores costs beyond [`submit`]: the threads that wait for the other cores. It is the same
+/// for all plans on several cores, so that it does not rank them; it counts when the NPU is compared with another engine.
+#[must_use]
+pub const fn further_cores() -> Modelled {
+    let constants = Constants::TABLE;
+    Modelled::from_us(constants.get(Constant::SubmitThreeCores) - constants.get(Constant::SubmitBlocking))
+}
+
 const NEXT_PROGRAM: Modelled = Modelled::from_us(Constants::TABLE.get(Constant::NextProgram));
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ extern "C" fn print_report() {
         let census = backend.census();
         eprint!("ork report\n{census}");
         if *report == PluginReport::Table {
-            eprint!("{}", census.table());
+            eprint!("{}\n{}", census.table(), census.route_table());
         }
     });
     // A closed standard error is no reason to abort a program that is ending well.
