@@ -562,7 +562,8 @@ impl OrkBuffer {
                 match loaded {
                     Ok(loaded) => Some(Weight::on_accelerator(backend, shape, loaded)),
                     Err(BackendError::Load { source, name, .. })
-                        if self.residency != Residency::Resident && source.kind() == AccelErrorKind::NoRoom =>
+                        if self.residency != Residency::Resident
+                            && source.kind() == AccelErrorKind::NoRoom =>
                     {
                         backend.counters().no_room();
                         tracing::warn!(weight = %name, reason = %source, "no room on the accelerator, left to the CPU");
