@@ -91,7 +91,7 @@ pub struct Device {
     pub(crate) timeout_ms: u32,
     pub(crate) submit_mode: SubmitMode,
     /// The kernel refused the first job with a fence.
-    pub(crate) lacks_fences: AtomicBool,
+    pub(crate) refused_fence: AtomicBool,
     pub(crate) may_recover: bool,
     pub(crate) limits: Limits,
     pub(crate) windows: Mutex<Windows>,
@@ -301,7 +301,7 @@ impl Device {
             injected: Mutex::default(),
             timeout_ms: options.timeout_ms,
             submit_mode: options.submit,
-            lacks_fences: AtomicBool::new(false),
+            refused_fence: AtomicBool::new(false),
             may_recover,
             limits,
             windows: Mutex::default(),

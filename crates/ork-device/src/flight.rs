@@ -122,22 +122,28 @@ impl Device {
     }
 
     /// As [`run`](Self::run), for a round that is over sooner than a thread is awake: of its chains only the first is
-    /// waited for by a call, and before that the others are started by the same thread, each with a fence. Where a round
-    /// of one chain is, or where the kernel has no fences, this is `run`.
+    /// waited for by a call, and before that the others are started by the same thread, each with a fence; without one
+    /// where the kernel has none and the round has a seed. Where none of that can be, this is `run`.
     ///
     /// # Errors
     /// As `run`.
     pub fn run_short(&self, round: Round<'_>, spread: &dyn Spread) -> Result<Vec<Completed>, SubmitError> {
+        let needs_fences = round.witness == Witness::KernelWord;
         let plain = self.submit_mode != SubmitMode::Auto
             || round.chains.len() < 2
-            || self.lacks_fences.load(Relaxed)
-            || self.features().need(Feature::Fences).is_err();
+            || needs_fences && self.lacks_fences();
         if plain || round.check(self)? != Method::Block {
             return self.run(round, spread);
         }
         let mut flight = Flight::prepare(self, round, Method::BlockFirst)?;
         flight.block_first(spread)?;
         flight.completed()
+    }
+
+    /// Whether the kernel is known to have no fences: by its kind, or because it refused one.
+    #[must_use]
+    pub fn lacks_fences(&self) -> bool {
+        self.refused_fence.load(Relaxed) || self.features().need(Feature::Fences).is_err()
     }
 
     /// A core that is not given up: the wanted one, if it is not.
@@ -232,12 +238,14 @@ impl<'a> Flight<'a> {
             if self.lanes[..index].iter().any(|other| other.core == self.lanes[index].core) {
                 continue;
             }
+            let none_flies = self.taken.iter().all(Option::is_none);
+            let may_lack = none_flies && !self.device.lacks_fences();
             self.start(index)?;
             let refused = |attempt: &Attempt| matches!(attempt, Attempt::Failed(Err(error)) if error.errno() == Some(Errno::EINVAL));
-            if index == 1 && self.attempts[1].as_ref().is_some_and(refused) {
+            if may_lack && self.attempts[index].as_ref().is_some_and(refused) {
                 // Built without fences, as a rule; whatever else it was, the other way to wait will show.
-                self.device.lacks_fences.store(true, Relaxed);
-                self.attempts[1] = None;
+                self.device.refused_fence.store(true, Relaxed);
+                self.attempts[index] = None;
                 self.method = Method::Block;
                 return self.block(spread);
             }
@@ -281,8 +289,9 @@ impl<'a> Flight<'a> {
     pub(crate) fn start(&mut self, index: usize) -> Result<(), SubmitError> {
         let device = self.device;
         let fenced = match self.method {
-            Method::Fence | Method::BlockFirst => Fenced::Yes,
-            Method::Block | Method::Poll => Fenced::No,
+            Method::Fence => Fenced::Yes,
+            Method::BlockFirst if !device.lacks_fences() => Fenced::Yes,
+            Method::BlockFirst | Method::Block | Method::Poll => Fenced::No,
         };
         let lane = &mut self.lanes[index];
         let taken = device.take(lane.chain.submission, lane.core)?;

@@ -78,7 +78,15 @@ fn kernels_without_fences_are_asked_once() {
         bench.assert_right();
         assert_eq!(device.counters().jobs_given - before, if round == 1 { 4 } else { 3 });
         assert_eq!(spread.0.load(Relaxed), round);
+        assert!(device.lacks_fences());
     }
+    // A seed needs no fence.
+    bench.seed = Bench::new(&device, ZERO, 1, 1, 1).seed;
+    for _ in 0..5 {
+        run(&mut bench, &device, &spread).unwrap();
+        bench.assert_right();
+    }
+    assert_eq!(spread.0.load(Relaxed), 3);
     assert_eq!(device.event_counts().recoveries(), 0);
 }
 

@@ -11,11 +11,8 @@ mod idle;
 
 use std::time::{Duration, Instant};
 
-use ork_device::{Board, Device, DeviceOptions, EmuOptions};
+use ork_device::{Device, DeviceOptions, EmuOptions};
 use ork_driver::{Driver, DriverOptions, Queue, Work};
-use ork_emu::Engine;
-
-use idle::Idle;
 
 /// The best of some repetitions: noise only adds.
 fn best(mut call: impl FnMut()) -> Duration {
@@ -32,8 +29,7 @@ fn best(mut call: impl FnMut()) -> Duration {
 fn main() {
     const K: usize = 2048;
     const N: usize = 256;
-    let engines: [Box<dyn Engine>; 3] = [Box::new(Idle), Box::new(Idle), Box::new(Idle)];
-    let board = Board::with_engines(&EmuOptions::default(), engines);
+    let board = idle::board(&EmuOptions::default());
     let device = Device::on_board(&board, &DeviceOptions { cores: 1, ..DeviceOptions::default() }).unwrap();
     let driver = Driver::new(device, DriverOptions::default()).unwrap();
     let weights: Vec<_> =

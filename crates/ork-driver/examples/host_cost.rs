@@ -14,19 +14,14 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
-use ork_device::{Board, Coherency, Device, DeviceOptions, EmuOptions};
+use ork_device::{Coherency, Device, DeviceOptions, EmuOptions};
 use ork_driver::{Driver, DriverCounters, DriverOptions, MatmulGroup, Requantise, Weight, Work};
-use ork_emu::Engine;
 use ork_isa::soc::RK3588;
 use ork_layout::{Element, FeatureForm, FeatureLayout, Format, Int4};
 use ork_plan::{Decision, PlanOptions, Problem, decide, weight_layout};
 
-use idle::Idle;
-
 fn driver(cores: u8) -> Driver {
-    let engines: [Box<dyn Engine>; 3] = [Box::new(Idle), Box::new(Idle), Box::new(Idle)];
-    let options = EmuOptions { coherency: Coherency::Shared, ..EmuOptions::default() };
-    let board = Board::with_engines(&options, engines);
+    let board = idle::board(&EmuOptions { coherency: Coherency::Shared, ..EmuOptions::default() });
     let device = Device::on_board(&board, &DeviceOptions { cores, ..DeviceOptions::default() }).unwrap();
     Driver::new(device, DriverOptions::default()).unwrap()
 }

@@ -205,6 +205,16 @@ impl Board {
         Self::assemble(options, engines, None)
     }
 
+    /// A board with other cores than the NPU model, whose files get their descriptors from the embedder.
+    #[must_use]
+    pub fn with_engines_and_fd_table(
+        options: &EmuOptions,
+        engines: [Box<dyn Engine>; CORES],
+        fds: Arc<dyn FdTable>,
+    ) -> Self {
+        Self::assemble(options, engines, Some(fds))
+    }
+
     /// A board with the NPU model whose files get their descriptors from the embedder.
     #[must_use]
     pub fn with_fd_table(options: &EmuOptions, fds: Arc<dyn FdTable>) -> Self {

@@ -3,6 +3,7 @@ use std::fmt::Debug;
 
 use half::{bf16, f16};
 use ork_isa::Precision;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 mod sealed {
     pub trait Sealed {}
@@ -22,6 +23,13 @@ pub trait Element: sealed::Sealed + Copy + Default + Debug + PartialEq + Send + 
 
     /// Reads as many elements as `target` holds.
     fn load(source: &[u8], target: &mut [Self]);
+
+    /// The elements as they are stored, if the host holds them alike: nibbles it does not, and nothing wider than a byte
+    /// if it is big endian.
+    fn as_stored(elements: &[Self]) -> Option<&[u8]>;
+
+    /// As [`as_stored`](Self::as_stored), to be filled.
+    fn as_stored_mut(elements: &mut [Self]) -> Option<&mut [u8]>;
 }
 
 /// Bytes that so many elements take in memory.
@@ -54,6 +62,14 @@ impl Element for i8 {
         for (element, byte) in target.iter_mut().zip(source) {
             *element = byte.cast_signed();
         }
+    }
+
+    fn as_stored(elements: &[Self]) -> Option<&[u8]> {
+        Some(elements.as_bytes())
+    }
+
+    fn as_stored_mut(elements: &mut [Self]) -> Option<&mut [u8]> {
+        Some(elements.as_mut_bytes())
     }
 }
 
@@ -96,6 +112,14 @@ macro_rules! whole_bytes {
                     *element = Self::from_le_bytes(*bytes);
                 }
             }
+
+            fn as_stored(elements: &[Self]) -> Option<&[u8]> {
+                cfg!(target_endian = "little").then(|| elements.as_bytes())
+            }
+
+            fn as_stored_mut(elements: &mut [Self]) -> Option<&mut [u8]> {
+                if cfg!(target_endian = "little") { Some(elements.as_mut_bytes()) } else { None }
+            }
         }
     )* };
 }
@@ -109,7 +133,7 @@ whole_bytes! {
 }
 
 /// A signed 4-bit integer, -8 to 7.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, IntoBytes, Immutable)]
 #[repr(transparent)]
 pub struct Int4(i8);
 
@@ -147,13 +171,24 @@ impl Element for Int4 {
     /// behind an odd number of elements becomes 0.
     #[inline]
     fn store(source: &[Self], target: &mut [u8]) {
-        let nibble = |element: Self| element.0.cast_unsigned() & 0xF;
-        let (pairs, rest) = source.as_chunks::<2>();
-        for (byte, [low, high]) in target.iter_mut().zip(pairs) {
-            *byte = nibble(*low) | nibble(*high) << 4;
+        // As 16-bit lanes with their even element low, whatever the host, blocks become vector instructions: masks, a
+        // shift, and one that narrows.
+        let join = |pair: [u8; 2]| {
+            let pair = u16::from_le_bytes(pair);
+            (pair & 0xF | pair >> 4 & 0xF0) as u8
+        };
+        let (pairs, rest) = source.as_bytes().as_chunks::<2>();
+        let (blocks, single) = pairs.as_chunks::<16>();
+        let (places, behind) = target.as_chunks_mut::<16>();
+        for (place, block) in places.iter_mut().zip(blocks) {
+            *place = block.map(join);
         }
-        if let ([last], Some(byte)) = (rest, target.get_mut(pairs.len())) {
-            *byte = nibble(*last);
+        let behind = if places.len() > blocks.len() { places[blocks.len()].as_mut_slice() } else { behind };
+        for (byte, pair) in behind.iter_mut().zip(single) {
+            *byte = join(*pair);
+        }
+        if let ([last], Some(byte)) = (rest, behind.get_mut(single.len())) {
+            *byte = *last & 0xF;
         }
     }
 
@@ -164,6 +199,14 @@ impl Element for Int4 {
                 *element = Self::from_low_nibble(nibble);
             }
         }
+    }
+
+    fn as_stored(_: &[Self]) -> Option<&[u8]> {
+        None
+    }
+
+    fn as_stored_mut(_: &mut [Self]) -> Option<&mut [u8]> {
+        None
     }
 }
 
@@ -196,5 +239,43 @@ mod tests {
         assert_eq!(round_trip(&codes(&[-8, 7, 1])), [0x78, 0x01]);
         assert_eq!(round_trip(&codes(&(-8..8).collect::<Vec<_>>())).len(), 8);
         assert_eq!([Int4::new(8), Int4::new(-9)], [None, None]);
+    }
+
+    #[test]
+    fn every_number_of_nibbles_is_stored_alike_wherever_it_lies() {
+        let all: Vec<Int4> = (0..200_u32).map(|i| Int4::from_low_nibble((i * 7 + i * i * 3) as u8)).collect();
+        for len in 0..150 {
+            for start in [0, 1, 5, 33] {
+                let codes = &all[start..start + len];
+                let mut naive = vec![0_u8; len.div_ceil(2)];
+                for (index, code) in codes.iter().enumerate() {
+                    naive[index / 2] |= (code.get().cast_unsigned() & 0xF) << (index % 2 * 4);
+                }
+                assert_eq!(round_trip(codes), naive, "{len} from {start}");
+                // A longer target keeps what lies behind.
+                let mut longer = vec![0xA5; naive.len() + 40];
+                Int4::store(codes, &mut longer);
+                assert_eq!(longer[..naive.len()], naive, "{len} from {start}");
+                assert!(longer[naive.len()..].iter().all(|byte| *byte == 0xA5), "{len} from {start}");
+            }
+        }
+    }
+
+    #[test]
+    fn elements_lie_in_the_host_as_they_are_stored() {
+        fn check<T: Element>(elements: &mut [T]) {
+            let bytes = round_trip(elements);
+            if cfg!(target_endian = "little") {
+                assert_eq!(T::as_stored(elements), Some(&bytes[..]));
+                assert_eq!(T::as_stored_mut(elements), Some(&mut bytes.clone()[..]));
+            }
+        }
+        check(&mut [1_i8, -2, 3]);
+        check(&mut [1_i16, -2, 3]);
+        check(&mut [1_i32, -2, 3]);
+        check(&mut [1.5_f32, -2.0]);
+        check(&mut [f16::from_f32(1.5)]);
+        check(&mut [bf16::from_f32(1.5)]);
+        assert_eq!((Int4::as_stored(&[Int4::MAX]), Int4::as_stored_mut(&mut [Int4::MAX])), (None, None));
     }
 }

@@ -3,6 +3,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+use crate::atoms::{ATOM, Moved};
 use crate::element::stored_bytes;
 use crate::weight::host;
 use crate::{Element, Format, WeightLayout};
@@ -220,9 +221,52 @@ impl FeatureLayout {
         }
     }
 
+    /// Writes all rows, M x K elements, zeros beyond K included.
+    ///
+    /// # Panics
+    /// If `rows` does not hold M x K elements of the layout's precision, or `features` is shorter than the layout.
+    pub fn write_rows<T: Element>(&self, rows: &[T], features: &mut [u8]) {
+        let k = self.k as usize;
+        assert_eq!(rows.len(), self.rows as usize * k, "{} rows of {k} elements", self.rows);
+        if let (FeatureForm::Cube { surface_rows }, Some(bytes)) = (self.form, T::as_stored(rows)) {
+            self.check::<T>(k);
+            return self.write_cube(surface_rows, bytes, features);
+        }
+        for (m, row) in rows.chunks_exact(k).enumerate() {
+            self.write_row(m as u32, row, features);
+        }
+    }
+
+    /// [`write_rows`](Self::write_rows) into a cube, of elements as they are stored.
+    fn write_cube(&self, surface_rows: u32, rows: &[u8], features: &mut [u8]) {
+        let count = self.rows as usize;
+        if count == 0 {
+            return;
+        }
+        let row_pitch = rows.len() / count;
+        let surface_pitch = host(u64::from(surface_rows) * ATOM_BYTES);
+        for slice in &self.slices {
+            let bytes = |elements: u32| host(self.format.input_bytes(elements.into()));
+            let (row_at, real) = (bytes(slice.k0), bytes(slice.real));
+            let atoms = real / ATOM;
+            let cube_at = host(slice.offset);
+            Moved { rows: count, atoms, row_at, row_pitch, cube_at, surface_pitch }.scatter(rows, features);
+            for atom in atoms..bytes(slice.len).div_ceil(ATOM) {
+                let surface = &mut features[cube_at + atom * surface_pitch..][..count * ATOM];
+                surface.fill(0);
+                let rest = real.saturating_sub(atom * ATOM).min(ATOM);
+                if rest == 0 {
+                    continue;
+                }
+                for (place, row) in surface.chunks_exact_mut(ATOM).zip(rows.chunks_exact(row_pitch)) {
+                    place[..rest].copy_from_slice(&row[row_at + atom * ATOM..][..rest]);
+                }
+            }
+        }
+    }
+
     /// [`write_row`](Self::write_row) into a cube, whose pieces are single atoms.
     fn write_atoms<T: Element>(&self, m: u32, surface_rows: u32, row: &[T], features: &mut [u8]) {
-        const ATOM: usize = ATOM_BYTES as usize;
         let per_atom = self.format.input_per_atom() as usize;
         let pitch = host(u64::from(surface_rows) * ATOM_BYTES);
         for (index, slice) in self.slices.iter().enumerate() {

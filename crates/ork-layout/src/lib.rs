@@ -14,6 +14,7 @@
 //! destination as an argument. Nothing here knows an address, a register or a hardware limit.
 #![forbid(unsafe_code)]
 
+mod atoms;
 mod element;
 mod feature;
 mod format;

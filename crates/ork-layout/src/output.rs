@@ -3,6 +3,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+use crate::atoms::{ATOM, Moved};
 use crate::weight::{host, host_range};
 use crate::{Element, Format};
 
@@ -308,6 +309,59 @@ impl OutputLayout {
             for target in out[columns].chunks_mut(run as usize) {
                 S::load(&surfaces[at..at + target.len() * element], target);
                 at += pitch;
+            }
+        }
+    }
+}
+
+impl OutputLayout {
+    /// Reads the partial results that a K slice left of the rows from `m0` on, as many as `out` holds, N results each.
+    ///
+    /// # Panics
+    /// As [`OutputLayout::load_row`], and if `out` holds no whole rows.
+    pub fn load_rows<S: Element>(&self, m0: u32, k_slice: u32, surfaces: &[u8], out: &mut [S]) {
+        let n = self.n as usize;
+        assert!(out.len().is_multiple_of(n), "{} results are no rows of {n}", out.len());
+        let rows = out.len() / n;
+        assert!(u64::from(m0) + rows as u64 <= self.rows.into(), "{rows} rows from {m0} of {}", self.rows);
+        assert_eq!(S::RESULT, self.format.output(), "results of {}", self.format);
+        if let (OutputForm::Cube { surface_rows }, Some(bytes)) = (&self.form, S::as_stored_mut(out)) {
+            return self.load_cube(m0, k_slice, *surface_rows, surfaces, (rows, bytes));
+        }
+        for (row, out) in out.chunks_exact_mut(n).enumerate() {
+            self.load_row(m0 + row as u32, k_slice, surfaces, out);
+        }
+    }
+
+    /// [`load_rows`](Self::load_rows) from a cube, of results as they are stored.
+    fn load_cube(
+        &self,
+        m0: u32,
+        k_slice: u32,
+        surface_rows: u32,
+        surfaces: &[u8],
+        (rows, out): (usize, &mut [u8]),
+    ) {
+        if rows == 0 {
+            return;
+        }
+        let row_pitch = out.len() / rows;
+        let surface_pitch = host(u64::from(surface_rows) * ATOM_BYTES);
+        let element = self.format.output_bytes();
+        for (index, segment) in self.segments.iter().enumerate() {
+            let end = self.n.min(segment.n0 + segment.cols);
+            let bytes = |columns: u32| host(u64::from(columns) * u64::from(element));
+            let (row_at, len) = (bytes(segment.n0), bytes(end.saturating_sub(segment.n0)));
+            let cube_at = host(self.surface(index, k_slice).start + self.in_surface(index, k_slice, m0, 0));
+            let atoms = len / ATOM;
+            Moved { rows, atoms, row_at, row_pitch, cube_at, surface_pitch }.gather(surfaces, out);
+            let rest = len % ATOM;
+            if rest == 0 {
+                continue;
+            }
+            let surface = &surfaces[cube_at + atoms * surface_pitch..][..rows * ATOM];
+            for (place, row) in surface.chunks_exact(ATOM).zip(out.chunks_exact_mut(row_pitch)) {
+                row[row_at + atoms * ATOM..][..rest].copy_from_slice(&place[..rest]);
             }
         }
     }

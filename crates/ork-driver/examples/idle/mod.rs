@@ -1,10 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! An NPU that takes no time, for measurements of the host.
 
-use ork_emu::{Bus, Engine, JobEnd, JobOutcome, JobStats, PcJob};
+use std::os::fd::{IntoRawFd, RawFd};
+use std::sync::Arc;
 
-/// A core that is done at once, inside the call that gives it the job.
-pub(crate) struct Idle;
+use ork_device::{Board, EmuOptions};
+use ork_drm::Errno;
+use ork_emu::{Bus, Engine, FdTable, JobEnd, JobOutcome, JobStats, KernelFile, PcJob};
+
+/// A board with such an NPU: jobs run inside the call that gives them, and a fence costs the emulated kernel the calls
+/// for its descriptor and no search for what became of others.
+pub(crate) fn board(options: &EmuOptions) -> Board {
+    let engines: [Box<dyn Engine>; 3] = [Box::new(Idle), Box::new(Idle), Box::new(Idle)];
+    Board::with_engines_and_fd_table(options, engines, Arc::new(OneWay))
+}
+
+/// A core that is done at once.
+struct Idle;
 
 impl Engine for Idle {
     fn reset(&mut self) {}
@@ -22,5 +34,18 @@ impl Engine for Idle {
 
     fn is_instant(&self) -> bool {
         true
+    }
+}
+
+/// Descriptors that are given out and never taken back.
+struct OneWay;
+
+impl FdTable for OneWay {
+    fn install(&self, file: KernelFile, _cloexec: bool) -> Result<RawFd, Errno> {
+        file.as_fd().try_clone_to_owned().map(IntoRawFd::into_raw_fd).map_err(|error| Errno::from_io(&error))
+    }
+
+    fn resolve(&self, _: RawFd) -> Result<KernelFile, Errno> {
+        Err(Errno::EINVAL)
     }
 }

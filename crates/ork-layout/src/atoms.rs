@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Between rows and the atoms of a cube, many at a time.
+//!
+//! In a cube the atoms of a row lie a surface apart, and those of neighbouring rows behind each other. Row by row, each
+//! cache line of the cube would be met four times, with all the others in between; in blocks of rows it is met once.
+
+use std::array;
+
+pub(crate) const ATOM: usize = 16;
+/// Rows, and atoms of each, that are moved together: whole cache lines on both sides, and as few of them as a
+/// first-level cache holds although they may compete for the same set.
+const BLOCK: usize = 16;
+
+type Atom = [u8; ATOM];
+
+/// Whole atoms of some rows, as rows and as a part of a cube.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moved {
+    /// Rows.
+    pub(crate) rows: usize,
+    /// Atoms of each row.
+    pub(crate) atoms: usize,
+    /// Where the first row begins, in bytes.
+    pub(crate) row_at: usize,
+    /// Distance of the rows.
+    pub(crate) row_pitch: usize,
+    /// Where the first atom of the first row lies in the cube.
+    pub(crate) cube_at: usize,
+    /// Distance of the surfaces.
+    pub(crate) surface_pitch: usize,
+}
+
+impl Moved {
+    /// The blocks, by rising row: each with where its first atom lies in the rows and in the cube, and whether it is whole.
+    fn blocks(self) -> impl Iterator<Item = Self> {
+        (0..self.rows).step_by(BLOCK).flat_map(move |row| {
+            (0..self.atoms).step_by(BLOCK).map(move |atom| Self {
+                rows: BLOCK.min(self.rows - row),
+                atoms: BLOCK.min(self.atoms - atom),
+                row_at: self.row_at + row * self.row_pitch + atom * ATOM,
+                cube_at: self.cube_at + atom * self.surface_pitch + row * ATOM,
+                ..self
+            })
+        })
+    }
+
+    fn is_whole(self) -> bool {
+        (self.rows, self.atoms) == (BLOCK, BLOCK)
+    }
+
+    /// Where each atom lies, in the rows and in the cube.
+    fn places(self) -> impl Iterator<Item = (usize, usize)> {
+        (0..self.atoms).flat_map(move |atom| {
+            (0..self.rows).map(move |row| {
+                let row_at = self.row_at + row * self.row_pitch + atom * ATOM;
+                (row_at, self.cube_at + atom * self.surface_pitch + row * ATOM)
+            })
+        })
+    }
+
+    /// Rows into a cube.
+    ///
+    /// # Panics
+    /// If either is too short.
+    pub(crate) fn scatter(self, rows: &[u8], cube: &mut [u8]) {
+        for part in self.blocks() {
+            if !part.is_whole() {
+                for (row_at, cube_at) in part.places() {
+                    cube[cube_at..cube_at + ATOM].copy_from_slice(&rows[row_at..row_at + ATOM]);
+                }
+                continue;
+            }
+            let sources: [&[Atom; BLOCK]; BLOCK] =
+                array::from_fn(|row| block(&rows[part.row_at + row * part.row_pitch..]));
+            for atom in 0..BLOCK {
+                let target = block_mut(&mut cube[part.cube_at + atom * part.surface_pitch..]);
+                for (target, source) in target.iter_mut().zip(sources) {
+                    *target = source[atom];
+                }
+            }
+        }
+    }
+
+    /// Rows out of a cube.
+    ///
+    /// # Panics
+    /// If either is too short.
+    pub(crate) fn gather(self, cube: &[u8], rows: &mut [u8]) {
+        for part in self.blocks() {
+            if !part.is_whole() {
+                for (row_at, cube_at) in part.places() {
+                    rows[row_at..row_at + ATOM].copy_from_slice(&cube[cube_at..cube_at + ATOM]);
+                }
+                continue;
+            }
+            let sources: [&[Atom; BLOCK]; BLOCK] =
+                array::from_fn(|atom| block(&cube[part.cube_at + atom * part.surface_pitch..]));
+            for row in 0..BLOCK {
+                let target = block_mut(&mut rows[part.row_at + row * part.row_pitch..]);
+                for (target, source) in target.iter_mut().zip(sources) {
+                    *target = source[row];
+                }
+            }
+        }
+    }
+}
+
+/// The first atoms of some bytes.
+fn block(bytes: &[u8]) -> &[Atom; BLOCK] {
+    let whole: &[u8; BLOCK * ATOM] = bytes.first_chunk().expect("a block lies inside its buffer");
+    whole.as_chunks().0.first_chunk().expect("it holds as many atoms")
+}
+
+fn block_mut(bytes: &mut [u8]) -> &mut [Atom; BLOCK] {
+    let whole: &mut [u8; BLOCK * ATOM] = bytes.first_chunk_mut().expect("a block lies inside its buffer");
+    whole.as_chunks_mut().0.first_chunk_mut().expect("it holds as many atoms")
+}
