@@ -80,8 +80,10 @@ fn a_known_product_is_what_its_plan_says() {
     for (m, k, n) in [(37, 100, 72), (700, 1536, 576), (64, 9000, 96)] {
         let (trace, said) = trace(folder.path(), &["--matmul", &format!("{m},{k},{n}")]);
         let plan = plan(m, k, n);
-        let programs: usize =
-            plan.passes().map(|pass| pass.shape.chains.iter().map(|chain| chain.programs.len()).sum::<usize>()).sum();
+        let programs: usize = plan
+            .passes()
+            .map(|pass| pass.shape.chains.iter().map(|chain| chain.programs.len()).sum::<usize>())
+            .sum();
         let modelled = events(&trace, "modelled");
         let tasks: Vec<&Event> = modelled.iter().filter(|event| event.name.starts_with("task ")).collect();
         assert_eq!(tasks.len(), programs, "{m}x{k}x{n}");
@@ -116,7 +118,10 @@ fn a_known_product_is_what_its_plan_says() {
         assert_nested(&measured);
         assert_nested(&modelled);
         // The clocks are in groups of their own.
-        assert!(measured.iter().all(|event| event.process == 1) && modelled.iter().all(|event| event.process == 2));
+        assert!(
+            measured.iter().all(|event| event.process == 1)
+                && modelled.iter().all(|event| event.process == 2)
+        );
     }
 }
 
@@ -142,9 +147,7 @@ fn a_model_s_time_is_all_accounted_for() {
     assert_eq!(products, 3 * TinyModel::default().matmuls_per_evaluation());
 
     // The printed parts add up to the printed whole.
-    let number = |line: &str| -> f64 {
-        line.split_whitespace().rev().nth(1).unwrap().parse().unwrap()
-    };
+    let number = |line: &str| -> f64 { line.split_whitespace().rev().nth(1).unwrap().parse().unwrap() };
     let lines: Vec<&str> = said.lines().skip(1).take_while(|line| !line.is_empty()).collect();
     let (all, parts) = lines.split_last().unwrap();
     assert!(all.starts_with("all") && parts.len() >= 8, "{said}");
@@ -161,14 +164,15 @@ fn nothing_to_trace_is_one_clear_line() {
     TinyModel::default().write(&folder.path().join("tiny.gguf")).unwrap();
     for (args, words) in [
         (&["-m", "tiny.gguf", "-p", "ab", "--route", "cpu"][..], "nothing of the NPU"),
-        (&["-m", "tiny.gguf", "-p", "ab"], "the NPU computed nothing"),
+        (&["-m", "tiny.gguf", "-p", "ab", "--set", "offload.exclude=[\"*\"]"], "the NPU computed nothing"),
         (&["--matmul", "0,32,32"], "sizes start at 1"),
         (&["-m", "tiny.gguf"], "--prompt"),
         (&["-m", "missing.gguf", "-p", "ab"], "missing.gguf"),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ork"));
         command.env_clear().stdin(Stdio::null()).current_dir(folder.path());
-        let output = command.args(["trace", "--device", "sim", "-o", "trace.json"]).args(args).output().unwrap();
+        let output =
+            command.args(["trace", "--device", "sim", "-o", "trace.json"]).args(args).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(words), "{words:?}: {said}");
         assert!(!folder.path().join("trace.json").exists());
