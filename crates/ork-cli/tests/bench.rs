@@ -48,7 +48,7 @@ fn error(output: &Output) -> String {
     errors[0].to_owned()
 }
 
-const SHORT: [&str; 7] = ["-m", "tiny.gguf", "-p", "40,33", "-n", "3", "-r2"];
+const SHORT: [&str; 9] = ["-m", "tiny.gguf", "-p", "40,33", "-n", "3", "-r2", "--route", "npu"];
 
 #[test]
 fn cpu_and_npu_in_one_run() {
@@ -68,8 +68,7 @@ fn cpu_and_npu_in_one_run() {
             row("CPU", "pp33", Measured),
             row("NPU", "pp33", Simulated),
             row("CPU", "tg3", Measured),
-            // The route auto leaves single rows to the CPU: nothing was simulated.
-            row("NPU", "tg3", Measured),
+            row("NPU", "tg3", Simulated),
         ]
     );
     for row in &report.rows {
@@ -80,8 +79,9 @@ fn cpu_and_npu_in_one_run() {
             assert!(row.provenance == Measured && row.overhead().is_none());
             continue;
         };
-        // Four runs, each with every matrix once.
-        assert_eq!(npu.products, 4 * TinyModel::default().matmuls_per_evaluation());
+        // Four runs, in which every matrix has one part of each evaluation.
+        let evaluations = if row.test.kind == TestKind::Prefill { 4 } else { 4 * 3 };
+        assert_eq!(npu.products, evaluations * TinyModel::default().matmuls_per_evaluation());
         assert!(npu.programs >= npu.products && npu.modelled_us > 0.0);
         assert!(npu.npu_s > 0.0 && npu.npu_s <= npu.submit_s && npu.submit_s <= npu.backend_s, "{npu:?}");
         assert!(npu.backend_s <= row.seconds().iter().sum::<f64>());
@@ -94,7 +94,7 @@ fn cpu_and_npu_in_one_run() {
     let plot = std::fs::read_to_string(folder.path("runs.svg")).unwrap();
     assert!(plot.starts_with("<svg") && plot.trim_end().ends_with("</svg>"));
     assert_eq!(plot.matches("<circle").count(), 6 * 4, "one mark for each run");
-    for heading in ["pp40, measured", "pp40, with simulated NPU", "tg3, measured"] {
+    for heading in ["pp40, measured", "pp40, with simulated NPU", "tg3, with simulated NPU"] {
         assert_eq!(plot.matches(heading).count(), 1, "{heading}");
     }
 
@@ -113,7 +113,8 @@ fn cpu_and_npu_in_one_run() {
 fn arms_that_differ_in_any_setting() {
     let folder = Folder::new();
     let arms =
-        ["--arm", "three:route=npu", "--arm", "one:route=npu,device.cores=1", "--arm", "cpu:route=cpu"];
+        ["three:route=npu", "one:route=npu,device.cores=1", "cpu:route=cpu", "idle:offload.exclude=[\"*\"]"];
+    let arms = arms.map(|arm| ["--arm", arm]).concat();
     let short = ["-m", "tiny.gguf", "-p", "0", "-n", "2", "-r", "1", "--warmup", "0", "-o"];
     let report = text(&folder.bench(&[&short[..], &["json"], &arms].concat()));
     std::fs::write(folder.path("report.json"), report).unwrap();
@@ -121,11 +122,16 @@ fn arms_that_differ_in_any_setting() {
     let programs: Vec<Option<u64>> =
         report.rows.iter().map(|row| row.npu.map(|npu| npu.programs / npu.products)).collect();
     // Three cores take a segment of columns each.
-    assert!(programs[0] > programs[1] && programs[2].is_none(), "{programs:?}");
+    assert!(programs[0] > programs[1], "{programs:?}");
+    // An arm whose NPU did nothing was measured, though it could have simulated.
+    assert_eq!(programs[2..], [None, None]);
+    let provenances: Vec<Provenance> = report.rows.iter().map(|row| row.provenance).collect();
+    use Provenance::{Measured, Simulated};
+    assert_eq!(provenances, [Simulated, Simulated, Measured, Measured]);
     assert!(report.rows.iter().all(|row| row.test.kind == TestKind::Decode && row.seconds().len() == 2));
     let pairs: Vec<(&str, &str)> =
         report.comparisons.iter().map(|one| (one.arm.as_str(), one.baseline.as_str())).collect();
-    assert_eq!(pairs, [("one", "three"), ("cpu", "three")]);
+    assert_eq!(pairs, [("one", "three"), ("cpu", "three"), ("idle", "three")]);
 
     for (format, head) in
         [("md", "| arm |"), ("csv", "schema_version,"), ("jsonl", "{"), ("sql", "CREATE TABLE")]

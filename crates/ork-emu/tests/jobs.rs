@@ -44,6 +44,36 @@ fn a_job_gets_the_documented_register_values() {
     assert_eq!(board.clock_ns(), 2500);
 }
 
+/// Cores that compute at the same time are counted once, and a core that waits is not.
+#[test]
+fn the_time_of_the_model_is_counted_once() {
+    let barrier = Arc::new(Barrier::new(2));
+    let (board, _log) = board_with(&EmuOptions::default(), move |_, _, job| {
+        // Both cores compute at the same time, or the test hangs.
+        barrier.wait();
+        std::thread::sleep(Duration::from_millis(20));
+        done(job)
+    });
+    let npu = open(&board);
+    assert_eq!(board.computing_time(), Duration::ZERO);
+    let tasks = tasks(&npu, 2, 0x300);
+    let mut order = request(&tasks, 0, 2);
+    order.core_mask = 3;
+    order.subcore_task[..2].copy_from_slice(&[
+        RknpuSubcoreTask { task_start: 0, task_number: 1 },
+        RknpuSubcoreTask { task_start: 1, task_number: 1 },
+    ]);
+    let start = Instant::now();
+    submit(&npu, &order).unwrap();
+    let (wall, counted) = (start.elapsed(), board.computing_time());
+    assert!(counted >= Duration::from_millis(20) && counted <= wall, "{counted:?} of {wall:?}");
+    std::thread::sleep(Duration::from_millis(20));
+    // What ended is over: at most the last instants of the cores' threads are still counted.
+    let later = board.computing_time();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(board.computing_time(), later);
+}
+
 #[test]
 fn only_what_the_kernel_reads_of_the_tasks_counts() {
     let (board, log) = obedient();

@@ -106,9 +106,7 @@ fn of_model(args: &TraceArgs, path: &std::path::Path, prompt: &str) -> Result<Ru
         return Err(Failure::Failed {
             code: 1,
             message: "the NPU computed nothing".to_owned(),
-            hint: Some(
-                "a prompt of fewer rows than offload.min_rows stays on the CPU; --route npu sends all".into(),
-            ),
+            hint: Some("a short prompt stays on the CPU; --route npu sends everything to the NPU".into()),
         });
     }
     let sums = Sums::of(&spans, whole, Some(backend), simulated);
