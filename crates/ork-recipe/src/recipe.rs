@@ -109,8 +109,9 @@ impl Recipe {
         if has(StepKind::Signs) && !has(StepKind::Rotate) {
             return conflict("signs", "changes nothing without rotate");
         }
-        if has(StepKind::Signs) && *method == Method::Gptq {
-            return conflict("signs", "buys nothing on top of gptq: measured null three times");
+        // Not so with int8 activations: there signs are for the activations' error, which gptq does nothing about.
+        if has(StepKind::Signs) && *method == Method::Gptq && *tier == Tier::W4A4 {
+            return conflict("signs", "buys nothing on top of gptq at four bits: measured null three times");
         }
         if has(StepKind::Smooth) && !has(StepKind::Rotate) && *tier == Tier::W4A4 {
             return conflict("smooth", "is worse than nothing without rotate at four bits");
@@ -232,6 +233,7 @@ mod tests {
             ("i4a8-nf4+imatrix", "i4a8-nf4+imatrix"),
             ("i4a8+stochastic+imatrix", "i4a8+stochastic+imatrix"),
             ("i4a8+group", "i4a8+group"),
+            ("i4a8+group+gptq+rotate+signs", "i4a8+group+signs+rotate+gptq"),
             ("i4a8+imatrix+rotate+group", "i4a8+group+rotate+imatrix"),
             ("i4a8+group+gptq+smooth+promote", "i4a8+group+smooth+gptq+promote:4.9"),
             ("i4a8+clip+gptq+rotate", "i4a8+rotate+gptq+clip"),
