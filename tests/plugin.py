@@ -5,7 +5,7 @@
 Usage: plugin.py PROGRAMS PLUGIN ORK MODEL TEXT [STEP...]
 
 PROGRAMS is the folder of llama.cpp's programs (scripts/stock-llama), PLUGIN the library, ORK the program, MODEL a GGUF file,
-TEXT a text of at least 512 tokens. Steps: refused, ops, bench, perplexity, server, rpc; all of them by default.
+TEXT a text of at least 512 tokens. Steps: refused, ops, bench, perplexity, pack, server, rpc; all of them by default.
 """
 
 import json
@@ -135,9 +135,9 @@ class Stock:
             raise Failed(f"llama-bench: {rows}\n{err[-4000:]}")
         print(f"llama-bench: {', '.join(speeds)}; {executed(err)} products")
 
-    def perplexity_of(self, *options, **settings):
+    def perplexity_of(self, *options, model=None, **settings):
         env = environment(self.plugin, **settings)
-        command = [self.program("llama-perplexity"), "-m", self.model, "-f", self.text, "-t", self.threads]
+        command = [self.program("llama-perplexity"), "-m", model or self.model, "-f", self.text, "-t", self.threads]
         out, err = run([*command, "-c", "256", "--chunks", "2", *options], env)
         return float(re.search(r"Final estimate: PPL = ([0-9.]+)", out + err).group(1)), err
 
@@ -159,6 +159,42 @@ class Stock:
         print(f"perplexity: ork {inside:.4f}, llama-perplexity with the plug-in {outside:.4f}, {executed(err)} products")
         if executed(err) < 400 or not abs(outside / inside - 1) < 0.005:
             raise Failed("the perplexities are more than 0.5 % apart")
+
+    def pack(self):
+        """Packs beside the model, used and refused."""
+        settings = {"ORK_OFFLOAD__ROUTE": "npu", "ORK_PLUGIN__REPORT": "summary"}
+        converted, _ = self.perplexity_of(**settings)
+        with tempfile.TemporaryDirectory() as folder:
+            model, pack = os.path.join(folder, "m.gguf"), os.path.join(folder, "m.orkpack")
+            os.symlink(os.path.abspath(self.model), model)
+            figures = {}
+            # The bits that converting gives; and others, which are seen to be others.
+            for scheme in ["w8a8", "i4a8+group"]:
+                make = [self.ork, "pack", "-m", model, "-o", pack, "--scheme", scheme]
+                run(make, environment(self.plugin))
+                figures[scheme], err = self.perplexity_of(model=model, ORK_OFFLOAD__PACK="require", **settings)
+                found = re.search(r"packs +(\d+) x (\S+) from a pack, (\d+) converted", err)
+                if not found or int(found[1]) < 200 or found[2] != scheme or found[3] != "0" or executed(err) < 400:
+                    raise Failed(f"{scheme}: the pack was not used:\n{err[-4000:]}")
+                os.remove(pack)
+            print(f"packs: converted {converted:.4f}, {figures}")
+            if figures["w8a8"] != converted or not 0 < abs(figures["i4a8+group"] / converted - 1) < 0.2:
+                raise Failed("a pack of w8a8 gives what converting gives, and one of four bits something near it")
+            # None where one must be, and one of another model: the model is not loaded.
+            other = os.path.join(folder, "other.gguf")
+            with open(self.model, "rb") as source, open(other, "wb") as target:
+                target.write(source.read()[:-1] + b"\0")
+            run([self.ork, "pack", "-m", other, "-o", pack, "--scheme", "w8a8"], environment(self.plugin))
+            for choice, path, wanted in [("auto", pack, "m.orkpack was packed for model"), ("require", None, "there is no pack")]:
+                if not path:
+                    os.remove(pack)
+                try:
+                    self.perplexity_of(model=model, ORK_OFFLOAD__PACK=choice, **settings)
+                except Failed as failure:
+                    if wanted not in str(failure):
+                        raise Failed(f"{choice}: no word of {wanted!r} in:\n{failure}") from None
+                else:
+                    raise Failed(f"{choice}: the model was loaded")
 
     def server(self):
         """Several slots at once, then the end that a service manager asks for."""
@@ -249,7 +285,7 @@ class Stock:
 def main():
     programs, plugin, ork, model, text, *steps = sys.argv[1:]
     stock = Stock(programs, plugin, ork, model, text)
-    for step in steps or ["refused", "ops", "bench", "perplexity", "server", "rpc"]:
+    for step in steps or ["refused", "ops", "bench", "perplexity", "pack", "server", "rpc"]:
         try:
             getattr(stock, step)()
         except Failed as failure:

@@ -11,13 +11,13 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use half::f16;
 use ork_device::{Device, DeviceKind, DeviceOptions};
-use ork_driver::{Driver, DriverOptions, Weight};
+use ork_driver::{Driver, DriverOptions, ResidencyOptions, TilePlace, Weight};
 use ork_ggml::{Absent, ModelPack};
 use ork_isa::soc::RK3588;
 use ork_layout::{Format, Int4};
 use ork_pack::{
     LAYOUT, NewTensor, Pack, PackPlan, PackWriter, Request, SourceId, Target, TiledWeight, WriteOptions,
-    tile_codes, tile_i4a8, tile_w8a8,
+    tile_codes, tile_grouped, tile_i4a8, tile_w8a8,
 };
 use ork_plan::weight_layout;
 use ork_quant::{
@@ -74,32 +74,41 @@ fn main() -> Result<()> {
         Tier::W8A8,
         Tier::I4A8 { codebook: Codebook::Uniform },
         Tier::I4A8 { codebook: Codebook::Nf4 },
+        Tier::I4A8Group,
         Tier::W4A4,
     ] {
         let path = folder.path().join(format!("{tier}.orkpack"));
         let (bytes, packing) = spent(|| pack(&path, &source, tier, layers, &weights))?;
-        let mut best = Spent { wall: f64::INFINITY, processors: f64::INFINITY };
-        for _ in 0..5 {
-            let options = DeviceOptions { kind: DeviceKind::Sim, ..DeviceOptions::default() };
-            let driver = Driver::new(Device::open(&options)?, DriverOptions::default())?;
-            let (_weights, loading) = spent(|| load(&driver, &path, layers))?;
-            best.wall = best.wall.min(loading.wall);
-            best.processors = best.processors.min(loading.processors);
-        }
         let source_bytes = weights.iter().map(|weight| 2 * weight.len()).sum::<usize>() * layers;
         println!(
-            "{tier:<9} {:.1} MB. Packing {:.3} s wall, {:.3} s of all processors ({:.2} GB/s of fp16); loading {:.4} s wall, \
-             {:.4} s of all processors ({:.2} GB/s of the pack); {:.0} and {:.0} times faster",
+            "{tier}: {:.1} MB. Packing {:.3} s wall, {:.3} s of all processors ({:.2} GB/s of fp16)",
             bytes as f64 / 1e6,
             packing.wall,
             packing.processors,
-            source_bytes as f64 / packing.wall / 1e9,
-            best.wall,
-            best.processors,
-            bytes as f64 / best.wall / 1e9,
-            packing.wall / best.wall,
-            packing.processors / best.processors
+            source_bytes as f64 / packing.wall / 1e9
         );
+        for (place, words) in [(TilePlace::InPlace, "as the board can"), (TilePlace::Copy, "copied")] {
+            let mut best = Spent { wall: f64::INFINITY, processors: f64::INFINITY };
+            let mut in_place = 0;
+            for _ in 0..5 {
+                let options = DeviceOptions { kind: DeviceKind::Sim, ..DeviceOptions::default() };
+                let residency = ResidencyOptions { tiles: place, ..ResidencyOptions::default() };
+                let options_of_driver = DriverOptions { residency, ..DriverOptions::default() };
+                let driver = Driver::new(Device::open(&options)?, options_of_driver)?;
+                let (_weights, loading) = spent(|| load(&driver, &path, layers))?;
+                best.wall = best.wall.min(loading.wall);
+                best.processors = best.processors.min(loading.processors);
+                in_place = driver.device().counters().buffers_imported;
+            }
+            println!(
+                "  {words} ({in_place} weights in place): loading {:.4} s wall, {:.4} s of all processors; {:.0} and {:.0} times \
+                 faster than packing",
+                best.wall,
+                best.processors,
+                packing.wall / best.wall,
+                packing.processors / best.processors
+            );
+        }
     }
     Ok(())
 }
@@ -148,6 +157,7 @@ fn pack(path: &Path, source: &Path, tier: Tier, layers: usize, weights: &[Vec<f1
             let tiled = match tier {
                 Tier::W8A8 => tile_w8a8(&layout, &rows)?,
                 Tier::I4A8 { codebook } => tile_i4a8(&layout, codebook, Method::Nearest, None, &rows)?,
+                Tier::I4A8Group => tile_grouped(&layout, None, &rows)?,
                 Tier::W4A4 => {
                     let mut turned = vec![0f32; k * n];
                     let found: Vec<_> = turned

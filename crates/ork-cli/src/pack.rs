@@ -53,7 +53,7 @@ struct MakeArgs {
     /// Pack to write; an unfinished one of the same command is continued
     #[arg(short, long, value_name = "FILE.orkpack", required = true)]
     output: Option<PathBuf>,
-    /// What to do with weights: w8a8, w8a8-rot, i4a8, i4a8-nf4, w4a4, w4a4-ladder, with steps behind a +: smooth, signs,
+    /// What to do with weights: w8a8, w8a8-rot, i4a8, i4a8-nf4, w4a4, w4a4-ladder, with steps behind a +: group, smooth, signs,
     /// rotate, gptq, stochastic, imatrix, clip, promote, promote:BITS, promote:output
     #[arg(long, value_name = "SCHEME", default_value = "w8a8")]
     scheme: String,

@@ -25,11 +25,12 @@ use ork_isa::soc::RK3588;
 use ork_layout::{Format, Int4};
 use ork_pack::{
     LAYOUT, NewTensor, Pack, PackError, PackPlan, PackWriter, Request, SourceId, Target, WriteOptions,
-    tile_codes,
+    tile_codes, tile_groups,
 };
 use ork_plan::weight_layout;
 use ork_quant::{
     Basis, ClipRule, Codebook, Method, NF4_INT8, Scale, Scheme, Step, StepKind, Tier, pack_nibbles,
+    quantise_grouped_row,
 };
 
 const TEXT: &str = "Once upon a time there was a matrix that nobody multiplied, because it lay in a drawer.";
@@ -185,7 +186,20 @@ fn quantise(tier: Tier, steps: &[StepKind], k: usize, rows: &[f32]) -> (Plain, V
     rows.chunks_exact_mut(k).for_each(|row| basis.weight_row(row));
     let nf4 = Tier::I4A8 { codebook: Codebook::Nf4 };
     let (mut codes, mut nibbles, mut scales) = (Vec::new(), Vec::new(), Vec::new());
+    let mut groups = Vec::new();
     for row in rows.chunks_exact(k) {
+        if tier == Tier::I4A8Group {
+            let mut own = vec![[0u8; 18]; k.div_ceil(32)];
+            scales.push(quantise_grouped_row(row, None, &mut own).unwrap().get());
+            codes.extend((0..k).map(|place| {
+                let group = &own[place / 32];
+                let nibble = group[2 + place % 32 / 2] >> (4 * (place % 2)) & 15;
+                let steps = (f64::from(nibble) * f64::from(group[0]) / 8.0).round_ties_even();
+                (f64::from(group[1].cast_signed()) + steps).clamp(-127.0, 127.0) as i8
+            }));
+            groups.extend(own);
+            continue;
+        }
         let steps = if tier == Tier::W8A8 || tier == nf4 { 127.0 } else { 7.0 };
         let scale = largest(row) / steps;
         scales.push(scale);
@@ -213,6 +227,7 @@ fn quantise(tier: Tier, steps: &[StepKind], k: usize, rows: &[f32]) -> (Plain, V
             let codes: Vec<Int4> = codes.iter().map(|code| Int4::new(*code).unwrap()).collect();
             tile_codes(&layout, &codes)
         }
+        Tier::I4A8Group => tile_groups(&layout, &groups),
         Tier::I4A8 { .. } => {
             let zero = if tier == nf4 { 7 } else { 0 };
             let tiles: Vec<u8> = tile_codes(&layout, &nibbles).iter().map(|nibble| nibble ^ zero).collect();
@@ -454,7 +469,8 @@ fn every_scheme_is_what_plain_loops_make_of_its_codes() {
             _ => (Tier::W8A8, vec![]),
         })
     };
-    let recipes: [(&str, Recipe, f64); 7] = [
+    let recipes: [(&str, Recipe, f64); 8] = [
+        ("i4a8+group", all(Tier::I4A8Group, &rotate), 1.0),
         ("w8a8+rotate", all(Tier::W8A8, &rotate), 0.01),
         ("w8a8+all", all(Tier::W8A8, &[StepKind::Smooth, StepKind::Signs, StepKind::Rotate]), 0.01),
         ("i4a8", all(uniform, &[]), 2.0),

@@ -219,6 +219,34 @@ fn a_kept_reference_gives_the_same_and_belongs_to_its_text() {
 }
 
 #[test]
+fn a_pack_is_built_once_and_the_reference_does_without() {
+    let folder = Folder::new();
+    let with = |pack: &str, json: &str| {
+        let row = format!("npu=f16.gguf,route=npu,pack={pack}");
+        let (rows, reference) = (["--row", &row, "--json", json], ["--against", "f32.gguf"]);
+        folder.ppl(&[&rows[..], &reference, &["--reference-file", "f32.orkref"]].concat())
+    };
+    fails(&with("require", "none.json"), 1, &["1 of 1 rows failed"]);
+    assert!(!folder.path("f16.orkpack").exists());
+    succeeds(&with("never", "converted.json"));
+    succeeds(&with("build", "built.json"));
+    let modified = || std::fs::metadata(folder.path("f16.orkpack")).unwrap().modified().unwrap();
+    let made = modified();
+    succeeds(&with("build", "again.json"));
+    assert_eq!(modified(), made);
+    let row = |name: &str| folder.json(name)["rows"][0].clone();
+    assert_eq!(row("built.json")["scheme"], "15 x w8a8");
+    for name in ["built.json", "again.json"] {
+        assert_eq!(row(name)["quality"], row("converted.json")["quality"], "the bits that converting gives");
+        assert_eq!(row(name)["npu_products"], row("converted.json")["npu_products"]);
+    }
+    // A pack of the command line is for the rows: the reference is computed by the CPU, which uses none.
+    let output =
+        folder.ppl(&["--row", "npu=f16.gguf,route=npu", "--against", "f16.gguf", "--pack", "f16.orkpack"]);
+    succeeds(&output);
+}
+
+#[test]
 fn encoders_are_judged_by_their_vectors() {
     let folder = Folder::new();
     let coarse = TinyModel { pooling: Pooling::Mean, weight_type: WeightType::Q4_0, ..TinyModel::default() };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! dma-bufs and fences of an emulated board.
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
 use ork_drm::dma_buf::{self, DmaBufSync, DmaHeapAllocation};
@@ -58,6 +58,15 @@ impl Files for BoardFiles {
         // SAFETY: the struct holds no address.
         unsafe { self.board.open_heap().ioctl(dma_buf::HEAP_ALLOC, argument.as_mut_bytes()) }?;
         RawFd::try_from(argument.fd).map_err(|_| Errno::EBADF)
+    }
+
+    fn lends(&self) -> bool {
+        true
+    }
+
+    fn lend(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> Result<RawFd, Errno> {
+        let buffer = ork_emu::DmaBuf::lend(&self.board, file, offset, len)?;
+        self.board.fds().install(KernelFile::DmaBuf(buffer), true)
     }
 
     fn close(&self, fd: RawFd) {

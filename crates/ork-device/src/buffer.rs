@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::fmt;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 
 use ork_drm::Mapping;
@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::counters::add;
 use crate::error::DeviceError;
 use crate::kernel::{Direction, KernelError, Object, Request};
-use crate::pool::Room;
+use crate::pool::{Room, Ticket};
 use crate::shared::Shared;
 use crate::submission::Completed;
 
@@ -48,6 +48,17 @@ impl fmt::Display for DomainId {
     }
 }
 
+/// Whose bytes an object has.
+#[derive(Debug)]
+enum Source {
+    /// Its own.
+    Kernel,
+    /// Those of this dma-buf, which another device or the CPU may write.
+    DmaBuf(OwnedFd),
+    /// Those of a file, which nobody writes.
+    File,
+}
+
 /// An object of the kernel, freed when the last buffer in it is gone.
 pub(crate) struct Slab {
     device: Arc<Shared>,
@@ -56,8 +67,7 @@ pub(crate) struct Slab {
     len: u64,
     domain: DomainId,
     purpose: Purpose,
-    /// The dma-buf that this imports.
-    import: Option<OwnedFd>,
+    source: Source,
     /// The CPU's mapping, while somebody has it.
     mapping: Mutex<Weak<Mapping>>,
 }
@@ -90,7 +100,7 @@ impl Slab {
         add(&device.counters.buffers_allocated, 1);
         add(&device.counters.bytes_allocated, object.size);
         add(&device.counters.sram_bytes, object.sram_bytes);
-        Self::own(device, object, len, domain, purpose, None)
+        Self::own(device, object, len, domain, purpose, Source::Kernel)
     }
 
     /// Imports a dma-buf.
@@ -101,22 +111,44 @@ impl Slab {
     ) -> Result<Self, DeviceError> {
         device.check_domain(domain)?;
         device.check_open()?;
-        let call = |doing: &str, source| DeviceError::Call { doing: doing.to_owned(), source };
-        let file = |doing| move |source| call("cannot import a dma-buf", KernelError::File { doing, source });
         let own = fd
             .try_clone_to_owned()
-            .map_err(|error| file("cannot keep its descriptor")(ork_drm::Errno::from_io(&error)))?;
-        let len = device.files.size(own.as_raw_fd()).map_err(file("cannot ask for its size"))?;
+            .map_err(|error| import_failed("cannot keep its descriptor")(ork_drm::Errno::from_io(&error)))?;
+        let (object, len) = Self::imported(device, domain, own.as_raw_fd())?;
+        Self::own(device, object, len, domain, Purpose::Data, Source::DmaBuf(own))
+    }
+
+    /// Imports whole pages of a file as they lie, where the device's kernel lends them.
+    pub(crate) fn of_file(
+        device: &Arc<Shared>,
+        domain: DomainId,
+        file: BorrowedFd<'_>,
+        range: Range<u64>,
+    ) -> Result<Self, DeviceError> {
+        device.check_domain(domain)?;
+        device.check_open()?;
+        let lent = device.files.lend(file, range.start, range.end - range.start);
+        let fd = lent.map_err(import_failed("cannot make a dma-buf of a part of a file"))?;
+        let imported = Self::imported(device, domain, fd);
+        // The object keeps the pages. One descriptor for each of a model's weights would be too many.
+        device.files.close(fd);
+        let (object, len) = imported?;
+        Self::own(device, object, len, domain, Purpose::Data, Source::File)
+    }
+
+    fn imported(device: &Arc<Shared>, domain: DomainId, fd: RawFd) -> Result<(Object, u64), DeviceError> {
+        let len = device.files.size(fd).map_err(import_failed("cannot ask for its size"))?;
         if len == 0 || len > WINDOW_BYTES {
             return Err(DeviceError::Length { len });
         }
         // The kernel maps it into the domain that is live. Until the object is known: who closes the device waits for it.
         let _used = device.enter(domain)?;
-        let object = device.kernel.import(own.as_raw_fd(), domain).map_err(|source| {
-            call(&format!("cannot import a dma-buf of {len} bytes into domain {domain}"), source)
+        let object = device.kernel.import(fd, domain).map_err(|source| DeviceError::Call {
+            doing: format!("cannot import a dma-buf of {len} bytes into domain {domain}"),
+            source,
         })?;
         add(&device.counters.buffers_imported, 1);
-        Self::own(device, object, len, domain, Purpose::Data, Some(own))
+        Ok((object, len))
     }
 
     fn own(
@@ -125,7 +157,7 @@ impl Slab {
         len: u64,
         domain: DomainId,
         purpose: Purpose,
-        import: Option<OwnedFd>,
+        source: Source,
     ) -> Result<Self, DeviceError> {
         if let Err(closed) = device.adopt(&object, domain) {
             let _ = device.kernel.free(&object);
@@ -139,7 +171,7 @@ impl Slab {
             len,
             domain,
             purpose,
-            import,
+            source,
             mapping: Mutex::default(),
         };
         let address = object.dma_addr;
@@ -162,9 +194,13 @@ impl Slab {
         }
         // A length beyond the address space cannot have been allocated.
         let len = usize::try_from(self.len).unwrap_or(usize::MAX);
-        let mapping = match &self.import {
-            None => self.device.kernel.map(&self.object, len),
-            Some(fd) => self
+        let mapping = match &self.source {
+            Source::Kernel => self.device.kernel.map(&self.object, len),
+            // A mapping can be written.
+            Source::File => {
+                Err(KernelError::File { doing: "pages of a file", source: ork_drm::Errno::EACCES })
+            }
+            Source::DmaBuf(fd) => self
                 .device
                 .files
                 .map(fd.as_raw_fd(), len)
@@ -188,9 +224,11 @@ impl Slab {
 
     /// Cache maintenance; gives the bytes that it covered.
     fn sync(&self, range: Range<u64>, direction: Direction) -> Result<u64, DeviceError> {
-        let result = match &self.import {
+        let result = match &self.source {
+            // The page cache's pages, which nobody writes.
+            Source::File => Ok(0),
             // The driver's own maintenance does not know imported buffers (`uapi.md` A.11 row 13).
-            Some(fd) => {
+            Source::DmaBuf(fd) => {
                 let access = match direction {
                     Direction::ToDevice => sync::WRITE,
                     Direction::FromDevice => sync::READ,
@@ -202,7 +240,7 @@ impl Slab {
                     .map(|()| self.len)
                     .map_err(|source| KernelError::File { doing: "DMA_BUF_IOCTL_SYNC failed", source })
             }
-            None => {
+            Source::Kernel => {
                 let _used = self.device.enter(self.domain)?;
                 // SAFETY: `self` keeps the object alive.
                 unsafe { self.device.kernel.sync(&self.object, range, direction) }
@@ -212,6 +250,13 @@ impl Slab {
             doing: format!("cannot synchronise {}", self.describe()),
             source,
         })
+    }
+}
+
+fn import_failed(doing: &'static str) -> impl FnOnce(ork_drm::Errno) -> DeviceError {
+    move |source| DeviceError::Call {
+        doing: "cannot import a dma-buf".to_owned(),
+        source: KernelError::File { doing, source },
     }
 }
 
@@ -232,6 +277,8 @@ impl fmt::Debug for Slab {
 struct Region {
     // Drop order: the room goes back to its pool before the object can go.
     _room: Option<Room>,
+    /// What it counts for in its address space, if it is not in a pool.
+    _ticket: Option<Ticket>,
     slab: Arc<Slab>,
     offset: u64,
     len: u64,
@@ -285,14 +332,20 @@ impl DmaBuffer {
     fn whole(slab: Slab) -> Result<Self, DeviceError> {
         let mapping = slab.map()?;
         let len = slab.len;
-        Ok(Self { mapping, region: Region { _room: None, slab: Arc::new(slab), offset: 0, len } })
+        Ok(Self {
+            mapping,
+            region: Region { _room: None, _ticket: None, slab: Arc::new(slab), offset: 0, len },
+        })
     }
 
     /// A part of a pooled object that nobody else has.
     pub(crate) fn pooled(slab: Arc<Slab>, room: Room) -> Result<Self, DeviceError> {
         let mapping = slab.map()?;
         let Range { start, end } = room.range();
-        Ok(Self { mapping, region: Region { _room: Some(room), slab, offset: start, len: end - start } })
+        Ok(Self {
+            mapping,
+            region: Region { _room: Some(room), _ticket: None, slab, offset: start, len: end - start },
+        })
     }
 
     /// Device address of the first byte.
@@ -452,7 +505,19 @@ impl ResidentBuffer {
         add(&device.counters.flushes, 1);
         add(&device.counters.bytes_flushed, len);
         add(&device.counters.bytes_maintained, maintained);
-        Ok(Self { region: Region { _room: None, slab, offset: 0, len } })
+        Ok(Self { region: Region { _room: None, _ticket: None, slab, offset: 0, len } })
+    }
+
+    /// Pages of a file. Nothing is to be made visible: the CPU has written nothing.
+    pub(crate) fn of_file(
+        device: &Arc<Shared>,
+        file: BorrowedFd<'_>,
+        range: Range<u64>,
+        ticket: Ticket,
+    ) -> Result<Self, DeviceError> {
+        let len = range.end - range.start;
+        let slab = Arc::new(Slab::of_file(device, ticket.domain, file, range)?);
+        Ok(Self { region: Region { _room: None, _ticket: Some(ticket), slab, offset: 0, len } })
     }
 
     /// Device address of the first byte.

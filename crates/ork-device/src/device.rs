@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
@@ -11,7 +12,7 @@ use ork_emu::{Board, Fault};
 use parking_lot::Mutex;
 
 use crate::board_files::BoardFiles;
-use crate::buffer::{DmaBuffer, DomainId, Purpose};
+use crate::buffer::{DmaBuffer, DomainId, Purpose, ResidentBuffer};
 use crate::clock::{BoardClock, Clock, HostClock};
 use crate::counters::{CORES_MAX, DeviceCounters, add};
 use crate::error::{DeviceError, OpenError};
@@ -471,7 +472,14 @@ impl Device {
     /// [`DeviceError::NoRoom`] when all address spaces are as full as they may be; or the allocation's.
     pub fn alloc_weight(&self, bytes: u64) -> Result<DmaBuffer, DeviceError> {
         let mut pools = self.pools.lock();
-        let domains = pools.len() as u8;
+        let ticket = self.place_weight(bytes, pools.len() as u8)?;
+        let domain = ticket.domain;
+        let pool = pools[usize::from(domain.0)].get_or_insert_with(|| Pool::new(&self.shared, domain));
+        pool.alloc(bytes, ticket)
+    }
+
+    /// Takes room for a weight in the address space whose turn it is.
+    fn place_weight(&self, bytes: u64, domains: u8) -> Result<Ticket, DeviceError> {
         let limit = self.domain_bytes_max;
         let domain = self.placement.lock().place(bytes).map_err(|no_room| DeviceError::NoRoom {
             bytes,
@@ -479,9 +487,38 @@ impl Device {
             domains,
             limit,
         })?;
-        let ticket = Ticket { placement: Arc::clone(&self.placement), domain, bytes };
-        let pool = pools[usize::from(domain.0)].get_or_insert_with(|| Pool::new(&self.shared, domain));
-        pool.alloc(bytes, ticket)
+        Ok(Ticket { placement: Arc::clone(&self.placement), domain, bytes })
+    }
+
+    /// Whether [`lend_weight`](Self::lend_weight) can work: an emulated board whose driver imports dma-bufs. No real kernel
+    /// makes a dma-buf of a file.
+    #[must_use]
+    pub fn lends_files(&self) -> bool {
+        self.shared.files.lends() && self.features().has(Feature::ImportDmaBuf)
+    }
+
+    /// A weight that lies ready in a file, used in place: its pages become a dma-buf, and that is imported where
+    /// [`alloc_weight`](Self::alloc_weight) would have placed it. The range starts at a page and ends anywhere. Nothing is
+    /// copied or read. The NPU can read it and not write it, and the CPU sees it by its own mapping of the file.
+    ///
+    /// Nobody may shorten the file as long as the buffer lives: who reads a page that is gone is ended by SIGBUS, as with
+    /// every mapped file.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoRoom`] as for `alloc_weight`; [`DeviceError::Call`] where files cannot be lent, the range is not one
+    /// of the file, or there are no more descriptors.
+    pub fn lend_weight(
+        &self,
+        file: BorrowedFd<'_>,
+        range: Range<u64>,
+    ) -> Result<ResidentBuffer, DeviceError> {
+        let bytes = range.end.saturating_sub(range.start);
+        if bytes == 0 {
+            return Err(DeviceError::Length { len: 0 });
+        }
+        let domains = self.pools.lock().len() as u8;
+        let ticket = self.place_weight(bytes, domains)?;
+        ResidentBuffer::of_file(&self.shared, file, range, ticket)
     }
 
     /// Bytes of weights in each address space.

@@ -25,7 +25,7 @@ use ork_isa::Iova;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
-use crate::tiles::{TileBytes, Unpack};
+use crate::tiles::{FileRange, TileBytes, Unpack};
 
 /// Which weights are streamed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +51,17 @@ pub enum StreamBacking {
     Map,
 }
 
+/// Where the tiles of a pack are, for the NPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TilePlace {
+    /// In the file, where the device can use files: on an emulated board. Elsewhere copied.
+    #[default]
+    InPlace,
+    /// Copied into device memory, as on a board.
+    Copy,
+}
+
 /// Which weights are streamed, and how.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -63,6 +74,8 @@ pub struct ResidencyOptions {
     pub window_bytes: u64,
     /// Bring in the next weight while one is used.
     pub prefetch: bool,
+    /// Where the tiles of a pack are.
+    pub tiles: TilePlace,
 }
 
 impl Default for ResidencyOptions {
@@ -73,6 +86,7 @@ impl Default for ResidencyOptions {
             // Fits beside the weights of an address space and its scratch memory.
             window_bytes: 512 << 20,
             prefetch: true,
+            tiles: TilePlace::default(),
         }
     }
 }
@@ -266,13 +280,40 @@ impl Residency {
         }
     }
 
-    /// Gives tiles that lie ready a place. Streamed ones stay where they are, unless they are to be mapped.
+    /// Uses tiles where they lie in a file, if the device can and they are what the NPU reads.
+    fn in_place(&self, device_bytes: u64, unpack: Unpack, tiles: &dyn TileBytes) -> Result<Option<Place>> {
+        let Inside { device, options, .. } = &*self.inside;
+        if unpack != Unpack::Copy
+            || options.stream == StreamMode::All
+            || options.tiles == TilePlace::Copy
+            || !device.lends_files()
+        {
+            return Ok(None);
+        }
+        let Some(FileRange { file, range }) = tiles.file() else { return Ok(None) };
+        debug_assert_eq!(
+            range.end - range.start,
+            device_bytes,
+            "the caller has compared the tiles with their layout"
+        );
+        match device.lend_weight(file, range) {
+            Ok(buffer) => Ok(Some(Place::Resident(buffer))),
+            Err(error) if error.is_full() && options.stream == StreamMode::Auto => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives tiles that lie ready a place. Streamed ones stay where they are, unless they are to be mapped; resident ones
+    /// stay there too where the device can use a file.
     pub(crate) fn place_tiles(
         self: &Arc<Self>,
         device_bytes: u64,
         unpack: Unpack,
         tiles: &Arc<dyn TileBytes>,
     ) -> Result<Place> {
+        if let Some(place) = self.in_place(device_bytes, unpack, &**tiles)? {
+            return Ok(place);
+        }
         let mut room = self.room(device_bytes)?;
         if matches!(room, Room::Ram(_)) {
             // Its pages were never touched.

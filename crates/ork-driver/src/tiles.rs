@@ -2,11 +2,13 @@
 //! Weights whose tiles lie ready, as a pack keeps them.
 
 use std::fmt;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ork_layout::{Format, WeightLayout};
 use ork_plan::{Decision, Problem, decide};
-use ork_quant::{Basis, Codebook, Scale, Tier, inflate};
+use ork_quant::{Basis, Codebook, GROUP, GROUP_BYTES, Scale, Tier, inflate, inflate_groups};
 use rayon::prelude::*;
 
 use crate::driver::Driver;
@@ -17,6 +19,21 @@ use crate::{DriverError, Weight};
 pub trait TileBytes: Send + Sync + fmt::Debug {
     /// All of them.
     fn bytes(&self) -> &[u8];
+
+    /// Where they lie in a file that does not change, at the start of a page, if they do: a device that can use them in place
+    /// ([`ork_device::Device::lends_files`]) then copies nothing.
+    fn file(&self) -> Option<FileRange<'_>> {
+        None
+    }
+}
+
+/// A part of an open file.
+#[derive(Clone, Debug)]
+pub struct FileRange<'a> {
+    /// The file: the one that is mapped, whatever its name means by now.
+    pub file: BorrowedFd<'a>,
+    /// The bytes.
+    pub range: Range<u64>,
 }
 
 impl TileBytes for Vec<u8> {
@@ -36,7 +53,7 @@ pub struct Tiles {
     pub tier: Tier,
     /// Channels of each K slice, padding included, that the tiles were cut in.
     pub k_slices: Vec<u32>,
-    /// The tiles of `ork_layout::WeightLayout`; of `i4a8` the same elements as nibbles, the even one low.
+    /// The tiles of `ork_layout::WeightLayout`; of `i4a8` the same elements as nibbles, the even one low, or as stored groups.
     pub bytes: Arc<dyn TileBytes>,
     /// One per output channel.
     pub scales: Vec<Scale>,
@@ -51,6 +68,8 @@ pub(crate) enum Unpack {
     Copy,
     /// Two int8 codes for each byte.
     Inflate(Codebook),
+    /// 32 int8 codes for each stored group.
+    InflateGroups,
 }
 
 impl Unpack {
@@ -59,6 +78,8 @@ impl Unpack {
         match self {
             Self::Copy => stored,
             Self::Inflate(_) => 2 * stored,
+            // A rest that is no group makes a size that is none of any tiles.
+            Self::InflateGroups => stored / GROUP_BYTES as u64 * GROUP as u64 + stored % GROUP_BYTES as u64,
         }
     }
 
@@ -75,6 +96,10 @@ impl Unpack {
                 .par_chunks_mut(CHUNK)
                 .zip(stored.par_chunks(CHUNK / 2))
                 .for_each(|(target, stored)| inflate(stored, codebook, codes_of(target))),
+            Self::InflateGroups => target
+                .par_chunks_mut(CHUNK)
+                .zip(stored.par_chunks(CHUNK / GROUP * GROUP_BYTES))
+                .for_each(|(target, stored)| inflate_groups(stored, codes_of(target))),
         }
     }
 }
@@ -88,7 +113,7 @@ impl Tiles {
     #[must_use]
     pub const fn format(&self) -> Format {
         match self.tier {
-            Tier::W8A8 | Tier::I4A8 { .. } => Format::INT8_INT32,
+            Tier::W8A8 | Tier::I4A8 { .. } | Tier::I4A8Group => Format::INT8_INT32,
             Tier::W4A4 => Format::INT4_INT16,
         }
     }
@@ -97,6 +122,7 @@ impl Tiles {
         match self.tier {
             Tier::W8A8 | Tier::W4A4 => Unpack::Copy,
             Tier::I4A8 { codebook } => Unpack::Inflate(codebook),
+            Tier::I4A8Group => Unpack::InflateGroups,
         }
     }
 

@@ -4,12 +4,13 @@
 
 mod support;
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ork_device::{Board, Device, DeviceOptions, DriverKind, EmuOptions};
 use ork_driver::{
-    Driver, DriverError, DriverOptions, MatmulGroup, ResidencyOptions, StreamBacking, StreamMode, Tiles,
-    VerifyMode, Weight,
+    Driver, DriverError, DriverOptions, FileRange, MatmulGroup, ResidencyOptions, StreamBacking, StreamMode,
+    TileBytes, TilePlace, Tiles, VerifyMode, Weight,
 };
 use ork_layout::{Format, WeightLayout};
 use ork_quant::{Basis, Codebook, Scale, Step, Tier};
@@ -40,6 +41,9 @@ fn plain(tier: Tier, (k, n): (usize, usize), slices: &[u32], rows: &[f32], basis
     let native = tier == Tier::W4A4;
     let format = if native { Format::INT4_INT16 } else { Format::INT8_INT32 };
     let layout = WeightLayout::new(format, k as u32, n as u32, slices).unwrap();
+    if tier == Tier::I4A8Group {
+        return grouped(&layout, rows, basis);
+    }
     let half = matches!(tier, Tier::I4A8 { .. });
     let zero = if tier == NF4_TIER { 0x77 } else { 0 };
     let mut bytes = vec![zero; layout.bytes() as usize / if half { 2 } else { 1 }];
@@ -81,6 +85,41 @@ fn plain(tier: Tier, (k, n): (usize, usize), slices: &[u32], rows: &[f32], basis
         basis,
     };
     Plain { codes, scales, slices: slices.to_vec(), tiles }
+}
+
+/// The same with levels per 32 channels: from the smallest to the largest, no search.
+fn grouped(layout: &WeightLayout, rows: &[f32], basis: Basis) -> Plain {
+    let k = layout.k() as usize;
+    let mut bytes = vec![0; layout.bytes() as usize / 32 * 18];
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for (channel, row) in rows.chunks(k).enumerate() {
+        let scale = row.iter().fold(0f32, |most, x| most.max(x.abs())) / 127.0;
+        scales.push(scale);
+        for (block, group) in row.chunks(32).enumerate() {
+            let values: Vec<f32> = group.iter().map(|x| x / scale).collect();
+            let (low, high) = values.iter().fold((0f32, 0f32), |(a, b), x| (a.min(*x), b.max(*x)));
+            let (multiplier, offset) = (((high - low) * 8.0 / 15.0).ceil().max(1.0), low.round());
+            let start = layout.offset(block as u32 * 32, channel as u32) as usize / 32 * 18;
+            (bytes[start], bytes[start + 1]) = (multiplier as u8, (offset as i8).cast_unsigned());
+            for (index, x) in values.iter().enumerate() {
+                let nibble = ((x - offset) * 8.0 / multiplier).round().clamp(0.0, 15.0);
+                bytes[start + 2 + index / 2] |= (nibble as u8) << (4 * (index % 2));
+                let level = offset + (nibble * multiplier / 8.0).round_ties_even();
+                codes.push(level.clamp(-127.0, 127.0) as i64);
+            }
+        }
+    }
+    let slices: Vec<u32> = layout.slices().iter().map(|slice| slice.len).collect();
+    let tiles = Tiles {
+        k,
+        n: layout.n() as usize,
+        tier: Tier::I4A8Group,
+        k_slices: slices.clone(),
+        bytes: Arc::new(bytes),
+        scales: scales.iter().map(|scale| Scale::new(*scale).unwrap()).collect(),
+        basis,
+    };
+    Plain { codes, scales, slices, tiles }
 }
 
 /// An activation row in plain numbers.
@@ -185,7 +224,7 @@ fn every_tier_in_every_basis_is_the_plain_product_of_its_codes() {
                 let (m, k, n) = (shape.m as usize, shape.k as usize, shape.n as usize);
                 let (x, w) = operands(shape);
                 let floats = reference::matmul_f32(&x, &w, shape);
-                for tier in [Tier::W8A8, UNIFORM, NF4_TIER, Tier::W4A4] {
+                for tier in [Tier::W8A8, UNIFORM, NF4_TIER, Tier::I4A8Group, Tier::W4A4] {
                     for ladder in LADDERS {
                         let label = format!("{kind:?}, {cores} cores, {shape}, {tier} {ladder:?}");
                         let basis = basis(k, &x, ladder);
@@ -291,19 +330,22 @@ fn streamed_tiles_are_read_from_where_they_lie() {
     let (m, k, n) = (2usize, 512usize, 256usize);
     let device_bytes = (k * n) as u64;
     let (x, w) = operands(shape);
-    for (backing, kept) in [(StreamBacking::Copy, device_bytes / 2), (StreamBacking::Map, device_bytes)] {
+    // Two of half a byte for each weight, two of 18 bytes for 32.
+    let kept_of_four = device_bytes + 2 * device_bytes / 32 * 18;
+    for (backing, kept) in [(StreamBacking::Copy, kept_of_four), (StreamBacking::Map, 4 * device_bytes)] {
         let residency = ResidencyOptions {
             stream: StreamMode::All,
             backing,
             window_bytes: 2 * device_bytes,
             prefetch: false,
+            ..ResidencyOptions::default()
         };
         let options = DriverOptions { residency, ..DriverOptions::default() };
         let (driver, board) = driver(DriverKind::Rknpu, 3, options);
         let loaded: Vec<(Plain, Weight)> = (0..4)
             .map(|index| {
                 let rows: Vec<f32> = w.iter().map(|x| x * (index as f32 + 1.0)).collect();
-                let tier = if index % 2 == 0 { UNIFORM } else { NF4_TIER };
+                let tier = [UNIFORM, NF4_TIER, Tier::I4A8Group, Tier::I4A8Group][index];
                 let plain = plain(tier, (k, n), &[512], &rows, Basis::identity(k).unwrap());
                 let weight = driver.load_tiles("w", plain.tiles.clone()).unwrap();
                 assert!(weight.is_streamed() && weight.device_bytes() == device_bytes);
@@ -313,7 +355,7 @@ fn streamed_tiles_are_read_from_where_they_lie() {
                 (plain, weight)
             })
             .collect();
-        assert_eq!(driver.residency().bytes, 4 * kept);
+        assert_eq!(driver.residency().bytes, kept);
         for round in 0..3 {
             for (plain, weight) in &loaded {
                 let got = multiply(&driver, weight, m, &x);
@@ -322,7 +364,7 @@ fn streamed_tiles_are_read_from_where_they_lie() {
         }
         let counters = driver.residency();
         assert_eq!(counters.misses, 12, "{counters:?}");
-        assert_eq!((counters.brought_bytes, counters.read_bytes), (12 * device_bytes, 12 * kept));
+        assert_eq!((counters.brought_bytes, counters.read_bytes), (12 * device_bytes, 3 * kept));
         drop((loaded, driver));
         support::assert_nothing_lives(&board);
     }
@@ -334,7 +376,7 @@ fn products_by_tiles_are_checked_in_their_basis() {
     let (x, w) = operands(shape);
     let options = DriverOptions { verify: VerifyMode::Product, ..DriverOptions::default() };
     let (driver, _board) = driver(DriverKind::Rknpu, 3, options);
-    for tier in [Tier::W8A8, UNIFORM] {
+    for tier in [Tier::W8A8, UNIFORM, Tier::I4A8Group] {
         let basis = basis(576, &x, &["signs", "rotate"]);
         let turned = in_basis(&basis, &x, Basis::activation_row);
         let rows = in_basis(&basis, &w, Basis::weight_row);
@@ -366,6 +408,11 @@ fn tiles_that_do_not_fit_together_are_refused() {
     };
     refused(&|tiles| tiles.bytes = Arc::new(vec![0; 4095]), "4095 bytes of w8a8");
     refused(&|tiles| tiles.tier = UNIFORM, "4096 bytes of i4a8");
+    refused(&|tiles| tiles.tier = Tier::I4A8Group, "4096 bytes of i4a8+group");
+    refused(
+        &|tiles| (tiles.tier, tiles.bytes) = (Tier::I4A8Group, Arc::new(vec![0; 64 * 36 + 1])),
+        "2305 bytes",
+    );
     refused(&|tiles| tiles.tier = Tier::W4A4, "4096 bytes of w4a4");
     refused(&|tiles| tiles.scales.truncate(63), "63 scales for 64");
     refused(&|tiles| tiles.basis = Basis::identity(65).unwrap(), "a basis of 65 channels for 64");
@@ -388,4 +435,106 @@ fn an_activation_that_is_no_number_is_named_before_it_is_turned() {
         driver.matmul(&mut MatmulGroup { m: 2, x: &x, parts: vec![(&weight, &mut out)] }).unwrap_err();
     let source = std::error::Error::source(&error).unwrap().to_string();
     assert!(source.contains("row 1: element 7"), "{source}");
+}
+
+/// Tiles in a file, as a mapped pack has them: from the second page on, and the last page only begun.
+#[derive(Debug)]
+struct InFile {
+    bytes: Vec<u8>,
+    file: std::fs::File,
+}
+
+impl InFile {
+    fn new(bytes: &[u8]) -> Self {
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, &[vec![0xEE; 4096], bytes.to_vec()].concat()).unwrap();
+        Self { bytes: bytes.to_vec(), file }
+    }
+}
+
+impl TileBytes for InFile {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn file(&self) -> Option<FileRange<'_>> {
+        Some(FileRange { file: self.file.as_fd(), range: 4096..4096 + self.bytes.len() as u64 })
+    }
+}
+
+/// In place, copied, and on a driver that imports nothing: the same bits.
+#[test]
+fn tiles_in_a_file_are_used_in_place_where_the_board_can() {
+    for (shape, slices) in SHAPES {
+        let (m, k, n) = (shape.m as usize, shape.k as usize, shape.n as usize);
+        let (x, w) = operands(shape);
+        for tier in [Tier::W8A8, UNIFORM, Tier::I4A8Group, Tier::W4A4] {
+            let mut results = Vec::new();
+            for (kind, place) in [
+                (DriverKind::Rknpu, TilePlace::InPlace),
+                (DriverKind::Rknpu, TilePlace::Copy),
+                (DriverKind::Rocket, TilePlace::InPlace),
+            ] {
+                let residency = ResidencyOptions { tiles: place, ..ResidencyOptions::default() };
+                let options = DriverOptions { residency, ..DriverOptions::default() };
+                let (driver, board) = driver(kind, 3, options);
+                let basis = basis(k, &x, &["rotate"]);
+                let rows = in_basis(&basis, &w, Basis::weight_row);
+                let mut tiles = plain(tier, (k, n), slices, &rows, basis).tiles;
+                let stored = tiles.bytes.bytes().len() as u64;
+                tiles.bytes = Arc::new(InFile::new(tiles.bytes.bytes()));
+                let weight = driver.load_tiles("w", tiles).unwrap();
+                let as_stored = matches!(tier, Tier::W8A8 | Tier::W4A4);
+                let lent = as_stored && (kind, place) == (DriverKind::Rknpu, TilePlace::InPlace);
+                assert!(!weight.is_streamed());
+                assert_eq!(
+                    driver.device().counters().buffers_imported,
+                    u64::from(lent),
+                    "{tier} {kind:?} {place:?}"
+                );
+                let pages = stored.next_multiple_of(4096);
+                assert_eq!(board.live().lent_bytes, if lent { pages } else { 0 });
+                assert_eq!(driver.device().weight_bytes()[0], weight.device_bytes());
+                results.push(multiply(&driver, &weight, m, &x));
+                assert_eq!(board.take_findings(), []);
+                drop(weight);
+                assert_eq!((board.live().lent_bytes, driver.device().weight_bytes()[0]), (0, 0));
+                drop(driver);
+                support::assert_nothing_lives(&board);
+            }
+            assert!(results.iter().all(|result| *result == results[0]), "{shape} {tier}");
+        }
+    }
+}
+
+/// No room in the address space: the rest is streamed from the file, as without lending. A range that is none: an error.
+#[test]
+fn files_are_lent_as_far_as_there_is_room() {
+    let (x, w) = operands(Shape::new(2, 512, 256));
+    let bytes = 512 * 256;
+    let board = Board::new(&EmuOptions::default());
+    let device =
+        DeviceOptions { cores: 1, domains: 1, domain_bytes_max: 2 * bytes, ..DeviceOptions::default() };
+    let driver = Driver::new(Device::on_board(&board, &device).unwrap(), DriverOptions::default()).unwrap();
+    let load = |driver: &Driver| {
+        let mut tiles = plain(Tier::W8A8, (512, 256), &[512], &w, Basis::identity(512).unwrap()).tiles;
+        tiles.bytes = Arc::new(InFile::new(tiles.bytes.bytes()));
+        driver.load_tiles("w", tiles).unwrap()
+    };
+    let weights: Vec<Weight> = (0..4).map(|_| load(&driver)).collect();
+    let streamed: Vec<bool> = weights.iter().map(Weight::is_streamed).collect();
+    assert_eq!(streamed, [false, false, true, true]);
+    assert_eq!(board.live().lent_bytes, 2 * bytes);
+    let first = multiply(&driver, &weights[0], 2, &x);
+    assert!(weights.iter().all(|weight| multiply(&driver, weight, 2, &x) == first));
+    drop(weights);
+
+    let mut tiles = plain(Tier::W8A8, (512, 256), &[512], &w, Basis::identity(512).unwrap()).tiles;
+    let in_file = InFile::new(tiles.bytes.bytes());
+    in_file.file.set_len(4096 + bytes - 4096).unwrap();
+    tiles.bytes = Arc::new(in_file);
+    let refused = driver.load_tiles("blk.0.ffn_up", tiles).unwrap_err();
+    assert!(matches!(refused, DriverError::Hold { .. }), "{refused:?}");
+    drop(driver);
+    support::assert_nothing_lives(&board);
 }

@@ -2,7 +2,7 @@
 //! Files that a kernel makes besides its device nodes: dma-bufs and fences, named by descriptors.
 
 use std::fmt;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -47,6 +47,21 @@ pub trait Files: Send + Sync + fmt::Debug {
     /// # Errors
     /// The kernel's errno; `ENOENT` or `EACCES` when there is no heap that this process may use.
     fn allocate(&self, len: u64) -> Result<RawFd, Errno>;
+
+    /// Whether [`lend`](Self::lend) can work.
+    fn lends(&self) -> bool {
+        false
+    }
+
+    /// Makes a dma-buf of whole pages of a file as they lie, for devices to read; the caller closes the descriptor. `len` is
+    /// rounded up to pages. No real kernel does that, so the default refuses: `udmabuf` takes sealed memfds only, and PRIME
+    /// takes nothing but dma-bufs (`uapi.md` 1.4). An emulated kernel may.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where there is no such thing; `EINVAL` for a range that does not start at a page or is not in the file.
+    fn lend(&self, _file: BorrowedFd<'_>, _offset: u64, _len: u64) -> Result<RawFd, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
 
     /// Closes a descriptor that this kernel gave out.
     fn close(&self, fd: RawFd);

@@ -2,7 +2,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -99,6 +99,7 @@ pub(crate) struct Counts {
     pub(crate) fences: Count,
     pub(crate) dma_bufs: Count,
     pub(crate) dram_bytes: Arc<AtomicU64>,
+    pub(crate) lent_bytes: Arc<AtomicU64>,
     pub(crate) view_bytes: Arc<AtomicU64>,
     pub(crate) iova_bytes: AtomicU64,
     pub(crate) sram_bytes: AtomicU64,
@@ -169,6 +170,8 @@ pub struct Live {
     pub domains: u64,
     /// Bytes of device memory.
     pub dram_bytes: u64,
+    /// Bytes of files that devices see as memory ([`DmaBuf::lend`](crate::DmaBuf::lend)).
+    pub lent_bytes: u64,
     /// Bytes of CPU views of cacheable buffers.
     pub view_bytes: u64,
     /// Bytes of address space in use, all domains and files together.
@@ -333,6 +336,7 @@ impl Board {
             dma_bufs: counts.dma_bufs.get(),
             domains: self.0.spaces.iter().skip(1).filter(|space| mapped(space) != 0).count() as u64,
             dram_bytes: counts.dram_bytes.load(Relaxed),
+            lent_bytes: counts.lent_bytes.load(Relaxed),
             view_bytes: counts.view_bytes.load(Relaxed),
             iova_bytes: counts.iova_bytes.load(Relaxed),
             sram_bytes: counts.sram_bytes.load(Relaxed),
@@ -450,6 +454,12 @@ impl Inner {
         }
         let len = usize::try_from(len).map_err(|_| no_memory())?;
         Dram::new(backing, len, &self.counts.dram_bytes)
+    }
+
+    /// Pages of a file as memory. They take none of the machine's.
+    pub(crate) fn file_dram(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<Dram> {
+        let len = usize::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        Dram::of_file(file, offset, len, &self.counts.lent_bytes)
     }
 
     pub(crate) fn free_sram(&self) -> u64 {

@@ -289,7 +289,18 @@ impl Bus for JobBus<'_> {
                 iova = other;
             }
             let mut rest = data;
-            for (dram, range) in space.resolve(iova, len).map_err(fault)? {
+            let parts = space.resolve(iova, len).map_err(fault)?;
+            // A page that is mapped for reading: the IOMMU stops the write, and nothing of it is done.
+            let mut at = u64::from(iova.0);
+            for (dram, range) in &parts {
+                if !dram.is_writable() {
+                    let iova = Iova(at as u32);
+                    self.report(FindingKind::WriteToReadOnly { iova });
+                    return Err(fault(iova));
+                }
+                at += range.len() as u64;
+            }
+            for (dram, range) in parts {
                 let (own, others) = rest.split_at(range.len());
                 self.store(dram, range.start, own);
                 rest = others;

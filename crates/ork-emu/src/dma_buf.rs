@@ -39,6 +39,8 @@ pub(crate) enum Content {
     Heap(Heap),
     /// A buffer object of a driver.
     Object(Arc<Object>),
+    /// Pages of a file.
+    Lent(Arc<Dram>),
 }
 
 pub(crate) struct Heap {
@@ -102,6 +104,34 @@ impl DmaBuf {
         Ok(Self::new(board, Content::Heap(heap), file, size))
     }
 
+    /// Whole pages of a file as they lie, for devices to read; `len` is rounded up to pages. The bytes are the file's: no
+    /// copy is made, and what changes them changes this. Whoever lends a file promises that nobody shortens it meanwhile: a
+    /// device that reads a page that is gone is the process reading it, which SIGBUS ends.
+    ///
+    /// **Only an emulated board can do this.** On a real one memory for the NPU comes from its driver or is a dma-buf, and
+    /// no driver makes a dma-buf of a file (`udmabuf` takes sealed memfds).
+    ///
+    /// # Errors
+    /// `EINVAL` for a range that is empty, does not start at a page or reaches beyond the file's last page; the host's
+    /// errno when it cannot be mapped.
+    pub fn lend(board: &Board, file: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, Errno> {
+        let board = &board.0;
+        let size = len.checked_next_multiple_of(PAGE_BYTES).ok_or(Errno::EINVAL)?;
+        let end = offset.checked_add(size).ok_or(Errno::EINVAL)?;
+        let own = file.try_clone_to_owned().map_err(|error| Errno::from_io(&error))?;
+        let file_bytes = std::fs::File::from(own).metadata().map_err(|error| Errno::from_io(&error))?.len();
+        if len == 0 || !offset.is_multiple_of(PAGE_BYTES) || end > file_bytes.next_multiple_of(PAGE_BYTES) {
+            return Err(Errno::EINVAL);
+        }
+        if board.injects(Fault::OutOfMemory) {
+            return Err(Errno::ENOMEM);
+        }
+        let dram = board.file_dram(file, offset, size).map_err(|error| Errno::from_io(&error))?;
+        // Descriptors of one file are one dma-buf; so this needs a file of its own, which stands for the pages.
+        let stand_in = sealed_memfd(size as usize).map_err(|error| Errno::from_io(&error))?;
+        Ok(Self::new(board, Content::Lent(Arc::new(dram)), Arc::new(stand_in), size))
+    }
+
     pub(crate) fn content(&self) -> &Content {
         &self.0.content
     }
@@ -123,6 +153,7 @@ impl DmaBuf {
         match &self.0.content {
             Content::Heap(heap) => &heap.dram,
             Content::Object(object) => object.dram(),
+            Content::Lent(dram) => dram,
         }
     }
 
@@ -141,7 +172,7 @@ impl DmaBuf {
     /// Maps a part for the CPU.
     ///
     /// # Errors
-    /// `EINVAL` for a part that is not inside, or does not start at a page.
+    /// `EINVAL` for a part that is not inside, or does not start at a page; `EACCES` for pages of a file.
     pub fn grant(&self, offset: u64, len: usize) -> Result<Grant, Errno> {
         let end = offset.checked_add(len as u64).ok_or(Errno::EINVAL)?;
         if len == 0 || !offset.is_multiple_of(PAGE_BYTES) || end > self.0.size {
@@ -157,6 +188,8 @@ impl DmaBuf {
                 let mapping = unsafe { Mapping::new(start, len, self.clone()) };
                 Ok(Grant::new(mapping, Some((Arc::clone(&self.0.file), offset))))
             }
+            // A grant can be written. Who lent the file can map it.
+            Content::Lent(_) => Err(Errno::EACCES),
         }
     }
 
@@ -190,6 +223,8 @@ impl DmaBuf {
                 }
                 Ok(())
             }
+            // The CPU and devices see the same pages, and nobody writes them.
+            Content::Lent(_) => Ok(()),
         }
     }
 }

@@ -65,6 +65,11 @@ pub enum FindingKind {
         /// Where the job read old bytes, the first time in a buffer.
         iova: Iova,
     },
+    /// A job wrote to pages of a file, which are mapped for reading: the IOMMU stopped the write.
+    WriteToReadOnly {
+        /// Where.
+        iova: Iova,
+    },
     /// A domain was made live under a job of another one (drivers 0.9.6 and 0.9.7 do not wait): the job's
     /// addresses mean other buffers from now on.
     DomainSwitchedUnderJob {
@@ -187,6 +192,11 @@ impl fmt::Display for FindingKind {
                 f,
                 "the job read old bytes at {:#x}: what the CPU wrote there is still in its caches. Flush it before \
                  the submit: MEM_SYNC to the device, FINI_BO, or the end of a write access to a dma-buf",
+                iova.0
+            ),
+            Self::WriteToReadOnly { iova } => write!(
+                f,
+                "the job wrote to {:#x}, in pages of a file that are mapped for reading: the IOMMU stopped it",
                 iova.0
             ),
             Self::DomainSwitchedUnderJob { job_domain, live } => write!(

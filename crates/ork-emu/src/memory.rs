@@ -8,7 +8,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 use zerocopy::IntoBytes;
 
 use crate::lock::Mutex;
-use crate::pages::{Backing, Pages};
+use crate::pages::{Backing, PageAccess, Pages};
 
 /// Bytes of a cache line.
 pub(crate) const LINE_BYTES: u64 = 64;
@@ -64,8 +64,24 @@ impl Dram {
         Ok(Self { pages, state: Mutex::default(), written: AtomicBool::new(false) })
     }
 
+    /// Pages of a file, which nobody writes.
+    pub(crate) fn of_file(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        total: &Arc<AtomicU64>,
+    ) -> io::Result<Self> {
+        let pages = Pages::of_file(file, offset, len, total)?;
+        Ok(Self { pages, state: Mutex::default(), written: AtomicBool::new(true) })
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.pages.len()
+    }
+
+    /// Whether a device may write it, as its IOMMU knows.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.pages.access() == PageAccess::ReadWrite
     }
 
     /// The file behind the memory, if others may map it.
@@ -132,6 +148,7 @@ impl Dram {
 
     /// Stores bytes.
     pub(crate) fn write(&self, start: usize, data: &[u8]) {
+        assert!(self.is_writable(), "who writes memory asks first whether it can be written");
         let range = start..start + data.len();
         let mut state = self.state.lock();
         self.written.store(true, Relaxed);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Zeroed pages: private to the process, or behind a memfd that others can map.
+//! Pages: zeroed and private to the process, zeroed behind a memfd that others can map, or those of a file, to be read.
 
 use std::ffi::CStr;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use memmap2::{Advice, MmapMut, MmapOptions};
+use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
 
 /// Name of the memory files behind shared buffers, as the host's kernel shows it.
 pub const MEMORY_FILE_NAME: &CStr = c"ork-emu";
@@ -26,15 +26,31 @@ pub(crate) enum Backing {
     Memfd,
 }
 
-/// Zeroed pages that the host provides when they are touched.
+/// Pages that the host provides when they are touched.
 pub(crate) struct Pages {
     start: NonNull<u8>,
     len: usize,
     /// Counter of the board that includes these pages.
     total: Arc<AtomicU64>,
     memfd: Option<Arc<OwnedFd>>,
+    access: PageAccess,
     /// Owns the memory; only accessed through `start`.
-    _map: MmapMut,
+    _map: Map,
+}
+
+/// What may be done with pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PageAccess {
+    /// They are of a file: the host kills who writes.
+    Read,
+    /// Everything.
+    ReadWrite,
+}
+
+#[expect(dead_code, reason = "held, not read")]
+enum Map {
+    Own(MmapMut),
+    File(Mmap),
 }
 
 // SAFETY: plain memory; every access goes through methods that state who may touch what.
@@ -63,7 +79,29 @@ impl Pages {
         };
         let start = NonNull::from(&mut map[..]).cast();
         total.fetch_add(len as u64, Relaxed);
-        Ok(Self { start, len, total: Arc::clone(total), memfd, _map: map })
+        let map = Map::Own(map);
+        Ok(Self { start, len, total: Arc::clone(total), memfd, access: PageAccess::ReadWrite, _map: map })
+    }
+
+    /// Pages of a file as they lie; `offset` is a multiple of the page, and the file has the pages.
+    pub(crate) fn of_file(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        total: &Arc<AtomicU64>,
+    ) -> io::Result<Self> {
+        // SAFETY: read only, and only by raw pointers. Whoever lends the file promises that nobody shortens it; if somebody
+        // does, the host sends SIGBUS to who touches what is gone.
+        let map = unsafe { MmapOptions::new().offset(offset).len(len).map(&file.as_raw_fd()) }?;
+        let start = NonNull::from(&map[..]).cast();
+        total.fetch_add(len as u64, Relaxed);
+        let (total, access) = (Arc::clone(total), PageAccess::Read);
+        Ok(Self { start, len, total, memfd: None, access, _map: Map::File(map) })
+    }
+
+    /// What may be done with them.
+    pub(crate) fn access(&self) -> PageAccess {
+        self.access
     }
 
     pub(crate) fn len(&self) -> usize {

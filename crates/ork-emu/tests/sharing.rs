@@ -5,7 +5,7 @@
 
 mod support;
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use ork_drm::dma_buf::{self, DmaBufSync, DmaBufSyncFile, DmaHeapAllocation, sync};
 use ork_drm::{Errno, Transport, export_fd, flink, import_fd, open_name, uapi as drm};
@@ -339,4 +339,78 @@ fn a_duplicate_outlives_the_descriptor_it_was_made_of() {
     npu.mem_destroy(handle).unwrap();
     drop((own, npu));
     all_gone(&board);
+}
+
+/// An unnamed file of `len` bytes, each its index modulo 251.
+fn file(name: &str, len: usize) -> std::fs::File {
+    let path = std::env::temp_dir().join(format!("ork-emu-{name}-{}", std::process::id()));
+    std::fs::write(&path, (0..len).map(|index| (index % 251) as u8).collect::<Vec<u8>>()).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    file
+}
+
+#[test]
+fn pages_of_a_file_are_read_in_place_and_never_written() {
+    // Reads a byte of the file's second page, then tries to write there, alone and from the buffer before.
+    let behaviour = |_core: u8, bus: &dyn ork_emu::Bus, job: &ork_emu::PcJob| {
+        let byte = bus.read(job.base, 1).map(|span| span[0]);
+        assert_eq!(byte.ok(), Some((4096 % 251) as u8));
+        let last = job.base.checked_add(4096 - 2).unwrap();
+        assert!(bus.write(job.base, &[1]).is_err() && bus.write(last, &[7; 2]).is_err());
+        done(job)
+    };
+    let (board, _) = board_with(&EmuOptions::default(), behaviour);
+    let npu = open(&board);
+    let file = file("read", 4096 + 5000);
+    let buffer = DmaBuf::lend(&board, file.as_fd(), 4096, 5000).unwrap();
+    assert_eq!((buffer.size(), board.live().dma_bufs), (8192, 1));
+    assert_eq!((board.live().dram_bytes, board.live().lent_bytes), (0, 8192), "no memory of the machine");
+    let fd = board.fds().install(KernelFile::DmaBuf(buffer.clone()), true).unwrap();
+    let handle = import_fd(npu.transport(), fd).unwrap();
+    let info = query(&npu, handle);
+    assert_eq!(info.size, 8192);
+    let mut tasks = tasks(&npu, 1, 0x300);
+    point_task_at(&mut tasks, info.dma_addr);
+    submit(&npu, &request(&tasks, 1, 1)).unwrap();
+    let at = ork_isa::Iova(info.dma_addr as u32);
+    let wrote = |iova| FindingKind::WriteToReadOnly { iova };
+    assert_eq!(kinds(&board), [wrote(at), wrote(at.checked_add(4094).unwrap())]);
+
+    // The CPU gets no mapping of it that it could write, and a bracket moves nothing.
+    assert_eq!(buffer.grant(0, 4096).unwrap_err(), Errno::EACCES);
+    bracket(&board, fd, sync::READ | sync::WRITE).unwrap();
+    bracket(&board, fd, sync::END | sync::READ | sync::WRITE).unwrap();
+    // The import keeps the pages, not the descriptor and not the file.
+    board.close_fd(fd).unwrap();
+    drop((buffer, file));
+    submit(&npu, &request(&tasks, 1, 1)).unwrap();
+    npu.mem_destroy(handle).unwrap();
+    drop((tasks, npu));
+    all_gone(&board);
+}
+
+#[test]
+fn only_pages_that_a_file_has_are_lent() {
+    let board = board();
+    let file = file("range", 5000);
+    let lend = |offset, len| DmaBuf::lend(&board, file.as_fd(), offset, len).map(|buffer| buffer.size());
+    assert_eq!(
+        (lend(0, 1), lend(0, 5000), lend(4096, 904), lend(4096, 4096)),
+        (Ok(4096), Ok(8192), Ok(4096), Ok(4096))
+    );
+    let bad = [
+        (0, 0),
+        (1, 10),
+        (904, 4096),
+        (0, 8193),
+        (4096, 4097),
+        (8192, 1),
+        (u64::MAX - 4095, 4096),
+        (0, u64::MAX),
+    ];
+    for (offset, len) in bad {
+        assert_eq!(lend(offset, len), Err(Errno::EINVAL), "{offset:#x}+{len}");
+    }
+    assert_eq!(board.live(), Live::default());
 }

@@ -4,7 +4,7 @@
 //! A pack that is there is used or refused, never passed over: a run that converts the model's own bytes because the pack
 //! beside it is of another version would look the same and be another model.
 
-use ork_driver::{TileBytes, Tiles};
+use ork_driver::{FileRange, TileBytes, Tiles};
 use ork_pack::{Expected, LAYOUT, Pack, PackError, SourceSample, info, stored_rows};
 use ork_quant::StoredRows;
 use serde::{Deserialize, Serialize};
@@ -252,6 +252,11 @@ struct TensorBytes {
 impl TileBytes for TensorBytes {
     fn bytes(&self) -> &[u8] {
         self.pack.tensor(&self.name).map_or(&[], |tensor| tensor.data())
+    }
+
+    fn file(&self) -> Option<FileRange<'_>> {
+        let (file, range) = self.pack.tensor(&self.name)?.file()?;
+        Some(FileRange { file, range })
     }
 }
 

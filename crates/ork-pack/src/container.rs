@@ -4,6 +4,7 @@
 use std::fmt;
 use std::fs::File;
 use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use memmap2::{Mmap, UncheckedAdvice};
@@ -37,7 +38,7 @@ impl fmt::Display for Version {
 /// The bytes of a file.
 #[derive(Debug)]
 pub(crate) enum Bytes {
-    Mapped(Mmap),
+    Mapped(Mmap, File),
     Owned(Vec<u8>),
 }
 
@@ -48,12 +49,20 @@ impl Bytes {
         // writer renames complete files over it, which leaves the mapped file alone. Another program that
         // shortens the file in place could end this process with SIGBUS, as with every mapped file.
         let map = unsafe { Mmap::map(&file) }.map_err(PackError::io("map", path))?;
-        Ok(Self::Mapped(map))
+        Ok(Self::Mapped(map, file))
+    }
+
+    /// The file that is mapped.
+    pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Mapped(_, file) => Some(file.as_fd()),
+            Self::Owned(_) => None,
+        }
     }
 
     /// Says that a section is not needed for now, so that its pages leave this process.
     pub(crate) fn release(&self, section: &Section) {
-        let Self::Mapped(map) = self else { return };
+        let Self::Mapped(map, _) = self else { return };
         let start = section.offset.next_multiple_of(PAGE);
         let end = section.offset.saturating_add(section.bytes).min(map.len() as u64) / PAGE * PAGE;
         if start < end {
@@ -70,7 +79,7 @@ impl Deref for Bytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match self {
-            Self::Mapped(map) => map,
+            Self::Mapped(map, _) => map,
             Self::Owned(bytes) => bytes,
         }
     }

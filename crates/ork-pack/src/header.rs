@@ -5,13 +5,24 @@ use ork_layout::WeightLayout;
 use ork_quant::{Basis, BasisId, Scheme, Tier};
 use serde::{Deserialize, Serialize};
 
-use crate::container::Section;
+use crate::container::{Section, Version};
 use crate::{Calibration, Hash, SourceId};
 
 /// The order of bytes inside a tensor that this library writes: K slices, kernel groups, channel blocks, kernels
 /// of the group, channels of the block (`ork_layout::WeightLayout`), nibbles with the even element low. A change of that order
 /// is another id.
 pub const LAYOUT: &str = "kernel-groups-1";
+
+/// The minor versions of the format, oldest first.
+pub(crate) const VERSIONS: [Version; 2] = [Version { major: 1, minor: 0 }, Version { major: 1, minor: 1 }];
+
+/// The first version with a tier.
+pub(crate) const fn version_of(tier: Tier) -> Version {
+    match tier {
+        Tier::W8A8 | Tier::I4A8 { .. } | Tier::W4A4 => VERSIONS[0],
+        Tier::I4A8Group => VERSIONS[1],
+    }
+}
 
 /// Longest tensor name.
 const NAME_MAX: usize = 255;
@@ -60,6 +71,11 @@ pub struct PackPlan {
 }
 
 impl PackPlan {
+    /// The oldest version that can say it: what the pack's files are marked with.
+    pub fn version(&self) -> Version {
+        self.tensors.iter().map(|request| version_of(request.scheme.tier)).fold(VERSIONS[0], Version::max)
+    }
+
     /// Its name.
     ///
     /// # Errors
@@ -84,7 +100,7 @@ impl TensorLayout {
     pub fn bytes(&self, tier: Tier) -> Option<u64> {
         let k: u64 = self.k_slices.iter().map(|slice| u64::from(*slice)).sum();
         let elements = k.checked_mul(u64::from(self.n_padded))?;
-        Some(elements.checked_mul(tier.bits())? / 8)
+        tier.code_bytes(elements)
     }
 }
 

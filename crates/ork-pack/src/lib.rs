@@ -46,6 +46,8 @@ pub use reader::{Expected, Pack, Tensor, VERSION};
 pub use rows::stored_rows;
 pub use source::{SourceId, SourceSample};
 pub use statistics::{CalibrationRun, STATISTICS_VERSION, StatisticsFile, save_statistics};
-pub use tile::{TileError, TiledWeight, tile_codes, tile_i4a8, tile_stored_codes, tile_w8a8};
+pub use tile::{
+    TileError, TiledWeight, tile_codes, tile_grouped, tile_groups, tile_i4a8, tile_stored_codes, tile_w8a8,
+};
 pub use verify::{Damage, Verification, verify};
 pub use writer::{NewTensor, PackWriter, PackWritten, WriteOptions};

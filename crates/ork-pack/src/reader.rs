@@ -2,17 +2,20 @@
 //! Reading a pack.
 
 use std::collections::HashMap;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use ork_quant::{Basis, Scale, Step, StepKind};
 
 use crate::container::{Bytes, Kind, Superblock, Version, check_sections, open, section_bytes};
-use crate::header::{PackPlan, PartHeader, Target, TensorEntry};
+use crate::header::{PackPlan, PartHeader, Target, TensorEntry, VERSIONS, version_of};
 use crate::writer::part_path;
 use crate::{Calibration, Hash, PackError, Section, SourceId, SourceSample, census};
 
-/// The version of the format that is written; it and older minor versions are read.
-pub const VERSION: Version = Version { major: 1, minor: 0 };
+/// The newest version of the format that is read and written; it and older minor versions are read. A pack is marked with the
+/// oldest version that can say what it holds ([`PackPlan::version`]).
+pub const VERSION: Version = VERSIONS[VERSIONS.len() - 1];
 
 pub(crate) const PACK: Kind =
     Kind { magic: *b"ORKPACK\0", name: "pack of weights (.orkpack)", version: VERSION };
@@ -68,6 +71,13 @@ impl Part {
         for entry in &header.tensors {
             if let Some(what) = entry.contradiction() {
                 return Err(damaged(format!("tensor `{}`: {what}", entry.name.escape_debug())));
+            }
+            let (since, version) = (version_of(entry.scheme.tier), block.version());
+            if since > version {
+                let (name, tier) = (entry.name.escape_debug(), entry.scheme.tier);
+                return Err(damaged(format!(
+                    "tensor `{name}`: version {version} has no {tier}, {since} has"
+                )));
             }
         }
         let sections = header
@@ -278,9 +288,17 @@ impl<'a> Tensor<'a> {
         self.section(&self.entry.data)
     }
 
-    /// The file that holds the codes, and where: for importing them without reading.
+    /// The file that holds the codes, and where.
     pub fn place(&self) -> (&'a Path, u64, u64) {
         (self.part.path(), self.entry.data.offset, self.entry.data.bytes)
+    }
+
+    /// The open file that is mapped, and where in it the codes lie, from the start of a page: for using them in place. It is the
+    /// file that was checked, whatever its name means by now. `None` for a pack in memory.
+    pub fn file(&self) -> Option<(BorrowedFd<'a>, Range<u64>)> {
+        let file = self.part.bytes.file()?;
+        let data = &self.entry.data;
+        Some((file, data.offset..data.offset + data.bytes))
     }
 
     /// Scales of the output channels.

@@ -3,8 +3,8 @@
 
 use ork_layout::{Element, WeightLayout};
 use ork_quant::{
-    Codebook, Method, QuantError, Rounding, Scale, StoredClip, XorShift32, pack_nibbles, quantise_row,
-    quantise_stored_row,
+    Codebook, GROUP, GROUP_BYTES, Method, QuantError, Rounding, Scale, StoredClip, StoredGroup, XorShift32,
+    pack_nibbles, quantise_grouped_row, quantise_row, quantise_stored_row,
 };
 use rayon::prelude::*;
 
@@ -109,6 +109,67 @@ pub fn tile_i4a8(
         }
     })?;
     Ok(TiledWeight { data: stored(&tiles, codebook.zero()), scales, layout: layout.into() })
+}
+
+/// Quantises a weight to stored int4 with levels per group, in the order of the int8 tiles (`layout` is that of int8), so
+/// that one linear [`ork_quant::inflate_groups`] of the result gives the tiles. `importance`, one per input channel,
+/// weighs the search of levels.
+///
+/// # Errors
+/// [`TileError::Quant`] at a weight that is not finite, with its row.
+///
+/// # Panics
+/// If the layout is not one of int8, or the importance has another length than K.
+pub fn tile_grouped(
+    layout: &WeightLayout,
+    importance: Option<&[f32]>,
+    rows: Rows<'_>,
+) -> Result<TiledWeight, TileError> {
+    let (k, n) = (layout.k() as usize, layout.n() as usize);
+    let per_row = k.div_ceil(GROUP);
+    let mut groups = vec![[0; GROUP_BYTES]; per_row * n];
+    let scales: Vec<Scale> = groups
+        .par_chunks_mut(per_row)
+        .enumerate()
+        .map_init(
+            || vec![0f32; k],
+            |floats, (channel, groups)| {
+                rows(channel, floats);
+                Ok(quantise_grouped_row(floats, importance, groups).map_err(|error| error.in_row(channel))?)
+            },
+        )
+        .collect::<Result<_, TileError>>()?;
+    Ok(TiledWeight { data: tile_groups(layout, &groups), scales, layout: layout.into() })
+}
+
+/// Tiles stored groups that are there already, ⌈K / 32⌉ of each output channel one after the other: what GPTQ gives.
+/// Padding beyond K's last group and beyond N are groups of zero bytes, which inflate to zeros.
+///
+/// # Panics
+/// If there are not ⌈K / 32⌉ x N groups, or the layout is not one of int8.
+pub fn tile_groups(layout: &WeightLayout, groups: &[StoredGroup]) -> Vec<u8> {
+    let per_row = (layout.k() as usize).div_ceil(GROUP);
+    assert_eq!(groups.len(), per_row * layout.n() as usize, "the groups of N output channels");
+    assert_eq!(layout.format().channel_block() as usize, GROUP, "a group is a channel block of int8");
+    let kernels = layout.format().kernel_group() as usize;
+    let mut data = vec![0u8; usize::try_from(layout.bytes()).unwrap_or(usize::MAX) / GROUP * GROUP_BYTES];
+    // Slices lie behind each other, in each of them kernel groups, in those blocks, in those kernels.
+    let mut rest = data.as_mut_slice();
+    for slice in layout.slices() {
+        let (first, blocks) = (slice.k0 as usize / GROUP, slice.len as usize / GROUP);
+        let (own, behind) = rest.split_at_mut(blocks * layout.n_padded() as usize * GROUP_BYTES);
+        rest = behind;
+        own.par_chunks_mut(blocks * kernels * GROUP_BYTES).enumerate().for_each(|(index, part)| {
+            let tiles = part.chunks_exact_mut(kernels * GROUP_BYTES);
+            for (block, tile) in (first..per_row).zip(tiles) {
+                let own = groups.chunks_exact(per_row).skip(index * kernels);
+                for (place, row) in tile.as_chunks_mut::<GROUP_BYTES>().0.iter_mut().zip(own) {
+                    *place = row[block];
+                }
+            }
+        });
+    }
+    data
 }
 
 /// Tiles four-bit codes that are there already as stored int4: [`tile_codes`] in the order of the int8 tiles, two codes

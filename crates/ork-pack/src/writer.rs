@@ -16,7 +16,7 @@ use ork_quant::{Basis, Scale, Scheme, Step};
 use zerocopy::IntoBytes;
 
 use crate::census::census_of;
-use crate::container::{HEADER_BYTES_MAX, PAGE, Section, first_page};
+use crate::container::{HEADER_BYTES_MAX, Kind, PAGE, Section, first_page};
 use crate::header::{
     PackPlan, PartEntry, PartHeader, Request, TensorEntry, TensorLayout, bad_name, bad_shape,
 };
@@ -270,7 +270,8 @@ impl PackWriter {
             }
             let file =
                 OpenOptions::new().write(true).open(&partial).map_err(PackError::io("open", &partial))?;
-            let page = first_page(PACK, (part, count), offset, &header, set);
+            let kind = Kind { version: self.plan.version(), ..PACK };
+            let page = first_page(kind, (part, count), offset, &header, set);
             file.write_all_at(&header, offset)
                 .and_then(|()| file.write_all_at(&page, 0))
                 .and_then(|()| file.set_len(offset + header.len() as u64))

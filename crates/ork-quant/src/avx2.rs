@@ -2,16 +2,20 @@
 //! AVX2 twins of the scalar kernels; the walk over a row is the one described in the AVX-512 module.
 
 use std::arch::x86_64::{
-    __m128, __m256, __m256d, __m256i, _mm_loadu_ps, _mm_loadu_si128, _mm_storeu_ps, _mm256_add_pd,
-    _mm256_and_si256, _mm256_blend_epi32, _mm256_castpd_si256, _mm256_castps_si256, _mm256_castsi256_pd,
-    _mm256_cvtepi32_pd, _mm256_cvtpd_ps, _mm256_cvtps_epi32, _mm256_cvtps_pd, _mm256_loadu_ps,
-    _mm256_loadu_si256, _mm256_max_epi32, _mm256_mul_pd, _mm256_mul_ps, _mm256_packs_epi16,
-    _mm256_packs_epi32, _mm256_permutevar8x32_epi32, _mm256_set1_epi32, _mm256_set1_pd, _mm256_set1_ps,
-    _mm256_setr_epi32, _mm256_setzero_si256, _mm256_srli_epi64, _mm256_storeu_si256, _mm256_sub_pd,
-    _mm256_xor_si256,
+    __m128, __m256, __m256d, __m256i, _mm_and_si128, _mm_loadu_ps, _mm_loadu_si128, _mm_max_epi8,
+    _mm_packs_epi16, _mm_set1_epi8, _mm_srli_epi16, _mm_storeu_ps, _mm_unpackhi_epi8, _mm_unpacklo_epi8,
+    _mm256_add_epi16, _mm256_add_pd, _mm256_and_si256, _mm256_blend_epi32, _mm256_broadcastsi128_si256,
+    _mm256_castpd_si256, _mm256_castps_si256, _mm256_castsi256_pd, _mm256_castsi256_si128,
+    _mm256_cvtepi32_pd, _mm256_cvtpd_ps, _mm256_cvtps_epi32, _mm256_cvtps_pd, _mm256_extracti128_si256,
+    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_max_epi32, _mm256_mul_pd, _mm256_mul_ps, _mm256_mullo_epi16,
+    _mm256_packs_epi16, _mm256_packs_epi32, _mm256_permutevar8x32_epi32, _mm256_set_m128i, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_pd, _mm256_set1_ps, _mm256_setr_epi16, _mm256_setr_epi32,
+    _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_srli_epi16, _mm256_srli_epi64, _mm256_storeu_si256,
+    _mm256_sub_pd, _mm256_xor_si256,
 };
 
 use crate::Scale;
+use crate::group::{GROUP, Levels, StoredGroup};
 use crate::scalar::{self, MAGNITUDE_MASK};
 
 #[target_feature(enable = "avx2")]
@@ -80,6 +84,28 @@ pub(crate) fn dequantise_i64(acc: &[i64], row: Scale, columns: &[Scale], out: &m
     }
     if let Some(out) = out.last_chunk_mut() {
         store(out, rescale(load_i64(acc_last), row, column_last));
+    }
+}
+
+#[target_feature(enable = "avx2")]
+pub(crate) fn inflate_groups(groups: &[StoredGroup], codes: &mut [[i8; GROUP]]) {
+    let nibbles = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    let (one, three) = (_mm256_set1_epi16(1), _mm256_set1_epi16(3));
+    for (group, codes) in groups.iter().zip(codes) {
+        let Levels { multiplier, offset } = Levels::of(group);
+        let product = _mm256_mullo_epi16(nibbles, _mm256_set1_epi16(multiplier.into()));
+        let odd = _mm256_and_si256(_mm256_srli_epi16::<3>(product), one);
+        let steps = _mm256_srli_epi16::<3>(_mm256_add_epi16(_mm256_add_epi16(product, three), odd));
+        let levels = _mm256_add_epi16(steps, _mm256_set1_epi16(offset.into()));
+        // The pack saturates at 127; only the offset alone reaches −128.
+        let halves = (_mm256_castsi256_si128(levels), _mm256_extracti128_si256::<1>(levels));
+        let table = _mm_max_epi8(_mm_packs_epi16(halves.0, halves.1), _mm_set1_epi8(-127));
+        // SAFETY: reads the last 16 bytes of the group, unaligned.
+        let bytes = unsafe { _mm_loadu_si128(group[2..].as_ptr().cast()) };
+        let low = _mm_set1_epi8(15);
+        let (even, odd) = (_mm_and_si128(bytes, low), _mm_and_si128(_mm_srli_epi16::<4>(bytes), low));
+        let order = _mm256_set_m128i(_mm_unpackhi_epi8(even, odd), _mm_unpacklo_epi8(even, odd));
+        store_codes(codes, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), order));
     }
 }
 

@@ -14,6 +14,8 @@ use std::arch::x86_64::{
 };
 
 use crate::Scale;
+// Every processor with AVX-512 has AVX2, and a group is one vector of it.
+pub(crate) use crate::avx2::inflate_groups;
 use crate::scalar::{self, MAGNITUDE_MASK};
 
 #[target_feature(enable = "avx512f,avx512dq")]

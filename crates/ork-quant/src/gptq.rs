@@ -6,6 +6,7 @@
 //! are independent: [`Factor::quantise`] takes any rows of the weight, so a caller may hand out pieces to threads.
 
 use crate::clip::{ClipReport, search_clip};
+use crate::group::{GROUP, GROUP_BYTES, Levels, Search, StoredGroup, nibble_of, store_group};
 use crate::linalg::{NotPositive, View, cholesky, gemm, invert_lower};
 use crate::statistics::Hessian;
 use crate::{QuantError, Scale};
@@ -98,6 +99,23 @@ pub struct NativeRows {
     pub report: ClipReport,
 }
 
+/// Stored groups of some rows, and their scales.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupedRows {
+    /// ⌈K / 32⌉ for each row, row by row.
+    pub groups: Vec<StoredGroup>,
+    /// One per row.
+    pub scales: Vec<Scale>,
+}
+
+/// How weights become codes, as they come up to date.
+trait Grid {
+    /// A group starts at this channel of a row; its weights have the corrections of all channels before it.
+    fn start(&mut self, row: usize, channel: usize, weights: &[f64]);
+    /// Rounds a weight, keeps its code and gives the value of the code.
+    fn round(&mut self, row: usize, channel: usize, weight: f64) -> f64;
+}
+
 impl Factor {
     /// Bytes that making a factor of K channels takes at most, the Hessian itself included: 8·K² for the matrix, in which
     /// all happens in place, and one panel. 0.97 GB for K = 11008.
@@ -173,45 +191,79 @@ impl Factor {
         block: usize,
     ) -> Result<NativeRows, GptqError> {
         let k = self.k;
-        if k == 0 || !rows.len().is_multiple_of(k) {
-            return Err(GptqError::Shape { k, values: rows.len() });
-        }
+        let m = self.rows_of(rows)?;
         if group == 0 || !k.is_multiple_of(group) {
             return Err(GptqError::Group { group, k });
         }
-        for (row, values) in rows.chunks_exact(k).enumerate() {
+        let mut grid = NativeGrid {
+            found: NativeRows {
+                codes: vec![0; m * k],
+                scales: vec![Scale::ZERO; m * (k / group)],
+                report: ClipReport::default(),
+            },
+            k,
+            group,
+            clip,
+        };
+        self.feed_back(rows, group, block, &mut grid);
+        Ok(grid.found)
+    }
+
+    /// Quantises some output channels (`rows`: K weights each, in the basis of the Hessian) to stored int4 with levels per
+    /// [`GROUP`] channels. The scale of a row comes from its weights as they are, for all its groups; the levels of a group
+    /// are searched when it starts, with an error that each channel's correction weighs: what is left to the channels behind
+    /// it is error² / U_jj².
+    ///
+    /// # Errors
+    /// [`GptqError`] if the rows do not fit, or a weight is not finite.
+    pub fn quantise_grouped(&self, rows: &[f32]) -> Result<GroupedRows, GptqError> {
+        let k = self.k;
+        let m = self.rows_of(rows)?;
+        let mut scales = Vec::with_capacity(m);
+        for values in rows.chunks_exact(k) {
+            scales.push(Scale::for_abs_max(crate::kernels::finite_abs_max(values)?));
+        }
+        let importance = (0..k).map(|j| self.u[j * k + j].powi(-2) as f32).collect();
+        let groups = vec![[0; GROUP_BYTES]; m * k.div_ceil(GROUP)];
+        let open = vec![Open::default(); m];
+        let mut grid = GroupGrid { found: GroupedRows { groups, scales }, k, importance, open };
+        self.feed_back(rows, GROUP, BLOCK, &mut grid);
+        Ok(grid.found)
+    }
+
+    /// Checks rows, and counts them.
+    fn rows_of(&self, rows: &[f32]) -> Result<usize, GptqError> {
+        if self.k == 0 || !rows.len().is_multiple_of(self.k) {
+            return Err(GptqError::Shape { k: self.k, values: rows.len() });
+        }
+        for (row, values) in rows.chunks_exact(self.k).enumerate() {
             crate::kernels::finite_abs_max(values).map_err(|error| error.in_row(row))?;
         }
+        Ok(rows.len() / self.k)
+    }
+
+    /// Rounds channel after channel of checked rows, and lets the channels to come make up for the errors.
+    fn feed_back(&self, rows: &[f32], group: usize, block: usize, grid: &mut impl Grid) {
+        let k = self.k;
         let m = rows.len() / k;
         let mut w: Vec<f64> = rows.iter().copied().map(f64::from).collect();
         for row in w.chunks_exact_mut(k) {
             self.dead.iter().for_each(|channel| row[*channel] = 0.0);
         }
-        let mut result = NativeRows {
-            codes: vec![0; m * k],
-            scales: vec![Scale::ZERO; m * (k / group)],
-            report: ClipReport::default(),
-        };
         let mut errors = vec![0f64; m * block];
         let mut start = 0;
         while start < k {
             // A block never crosses the start of a group: the scale there needs weights that are up to date.
-            let end = k.min(start + block).min((start / group + 1) * group);
-            if start.is_multiple_of(group) {
-                for (row, scales) in w.chunks_exact(k).zip(result.scales.chunks_exact_mut(k / group)) {
-                    scales[start / group] = group_scale(&row[start..start + group], clip, &mut result.report);
-                }
-            }
+            let next_group = k.min((start / group + 1) * group);
+            let end = next_group.min(start + block);
             let width = end - start;
-            for (index, (row, codes)) in
-                w.chunks_exact_mut(k).zip(result.codes.chunks_exact_mut(k)).enumerate()
-            {
-                let scale = f64::from(result.scales[index * (k / group) + start / group].get());
+            for (index, row) in w.chunks_exact_mut(k).enumerate() {
+                if start.is_multiple_of(group) {
+                    grid.start(index, start, &row[start..next_group]);
+                }
                 for j in start..end {
                     let u = &self.u[j * k..j * k + end];
-                    let q = (row[j] / scale).round().clamp(-8.0, 7.0);
-                    let error = (row[j] - q * scale) / u[j];
-                    codes[j] = q as i8;
+                    let error = (row[j] - grid.round(index, j, row[j])) / u[j];
                     errors[index * block + j - start] = error;
                     for (w, u) in row[j + 1..end].iter_mut().zip(&u[j + 1..]) {
                         *w -= error * u;
@@ -224,7 +276,81 @@ impl Factor {
             }
             start = end;
         }
-        Ok(result)
+    }
+}
+
+/// Codes −8…7 around zero, one scale per group.
+struct NativeGrid {
+    found: NativeRows,
+    k: usize,
+    group: usize,
+    clip: NativeClip,
+}
+
+impl NativeGrid {
+    fn place(&self, row: usize, channel: usize) -> usize {
+        row * (self.k / self.group) + channel / self.group
+    }
+}
+
+impl Grid for NativeGrid {
+    fn start(&mut self, row: usize, channel: usize, weights: &[f64]) {
+        let place = self.place(row, channel);
+        self.found.scales[place] = group_scale(weights, self.clip, &mut self.found.report);
+    }
+
+    fn round(&mut self, row: usize, channel: usize, weight: f64) -> f64 {
+        let scale = f64::from(self.found.scales[self.place(row, channel)].get());
+        let q = (weight / scale).round().clamp(-8.0, 7.0);
+        self.found.codes[row * self.k + channel] = q as i8;
+        q * scale
+    }
+}
+
+/// Levels per group, one scale per row.
+struct GroupGrid {
+    found: GroupedRows,
+    k: usize,
+    importance: Vec<f32>,
+    /// The group of each row that is not complete.
+    open: Vec<Open>,
+}
+
+#[derive(Clone, Default)]
+struct Open {
+    levels: Levels,
+    padding: u8,
+    nibbles: Vec<u8>,
+}
+
+impl Grid for GroupGrid {
+    fn start(&mut self, row: usize, channel: usize, weights: &[f64]) {
+        let scale = f64::from(self.found.scales[row].get());
+        let open = &mut self.open[row];
+        open.nibbles.clear();
+        if scale > 0.0 {
+            let importance = &self.importance[channel..channel + weights.len()];
+            // Corrections can drive a weight far beyond the row's largest; nothing outside can be said.
+            let values = weights.iter().map(|w| (w / scale).clamp(-255.0, 255.0) as f32);
+            let found = Search::new(values, Some(importance));
+            (open.levels, open.padding) = (found.levels(), found.padding());
+        }
+    }
+
+    fn round(&mut self, row: usize, channel: usize, weight: f64) -> f64 {
+        let scale = f64::from(self.found.scales[row].get());
+        if scale == 0.0 {
+            return 0.0;
+        }
+        let open = &mut self.open[row];
+        let nibble = nibble_of((weight / scale).clamp(-1e4, 1e4) as f32, open.levels);
+        open.nibbles.push(nibble);
+        let last = channel + 1 == self.k || (channel + 1).is_multiple_of(GROUP);
+        if last {
+            let place = row * self.k.div_ceil(GROUP) + channel / GROUP;
+            self.found.groups[place] = store_group(open.levels, &open.nibbles, open.padding);
+        }
+        f64::from(open.levels.code(nibble)) * scale
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::group::{GROUP, GROUP_BYTES};
 use crate::{QuantError, Scale, scalar};
 
 /// Bits of positive infinity: from here on, a magnitude is not finite.
@@ -135,6 +136,17 @@ impl Kernels {
         assert_columns(acc.len(), columns, out);
         dispatch!(self.0, dequantise_i64(acc, row, columns, out));
     }
+
+    /// [`inflate_groups`] with this instruction set.
+    ///
+    /// # Panics
+    /// If `stored` is not whole groups, or `codes` does not hold their codes.
+    pub fn inflate_groups(self, stored: &[u8], codes: &mut [i8]) {
+        let (groups, rest) = stored.as_chunks::<GROUP_BYTES>();
+        let (codes, left) = codes.as_chunks_mut::<GROUP>();
+        assert!(rest.is_empty() && left.is_empty() && groups.len() == codes.len(), "whole groups");
+        dispatch!(self.0, inflate_groups(groups, codes));
+    }
 }
 
 impl fmt::Debug for Kernels {
@@ -177,6 +189,15 @@ pub fn dequantise_row(acc: &[i32], row: Scale, columns: &[Scale], out: &mut [f32
 /// If `acc`, `columns` and `out` differ in length.
 pub fn dequantise_row_i64(acc: &[i64], row: Scale, columns: &[Scale], out: &mut [f32]) {
     Kernels::detect().dequantise_row_i64(acc, row, columns, out);
+}
+
+/// Turns stored groups ([`crate::quantise_grouped_row`]) into int8 codes. Works on groups in any order: a stored tensor keeps the
+/// order of the int8 tiles, so this one linear pass makes the tiles.
+///
+/// # Panics
+/// If `stored` is not whole groups of 18 bytes, or `codes` does not hold 32 codes for each.
+pub fn inflate_groups(stored: &[u8], codes: &mut [i8]) {
+    Kernels::detect().inflate_groups(stored, codes);
 }
 
 /// The largest magnitude of a row, or its first element that is not finite.

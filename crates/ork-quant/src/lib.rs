@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Quantisation for the NPU's integer matmul: floats in, codes and a scale out, and the way back.
 //!
-//! Three schemes: **W8A8**, below; **int4 stored, int8 computed** ([`quantise_stored_row`], [`inflate`]); and
-//! **native W4A4** ([`quantise_native_weight`], [`quantise_native_activation`]), which needs the *ladder*.
+//! Four schemes: **W8A8**, below; **int4 stored, int8 computed** with one scale per output channel
+//! ([`quantise_stored_row`], [`inflate`]) or with levels per group ([`quantise_grouped_row`], [`inflate_groups`]); and **native W4A4** ([`quantise_native_weight`], [`quantise_native_activation`]), which needs the *ladder*.
 //!
 //! # The ladder
 //!
@@ -29,7 +29,7 @@
 //! | promotion by rounding error | 3.8 % worse than the prior at equal bits |
 //! | promotion beyond 4.9 bits per weight | less than 1 % |
 //! | factoring H in f32 | +7.2 % |
-//! | a scale per group of channels | runs, at 24 times the cost of a matmul |
+//! | native int4 with a scale per group of channels | runs, at 24 times the cost of a matmul |
 //! | NF4 on the native int4 MAC | impossible: no table before the MAC |
 //! | Householder or random matrices across blocks | too little mixing at large m, or no bound; see [`Step::Rotate`] |
 //! | five-bit stored weights | unpacking is slower than int8 at one row |
@@ -81,6 +81,7 @@ mod clip;
 mod codebook;
 mod error;
 mod gptq;
+mod group;
 mod hadamard;
 mod hartley;
 mod kernels;
@@ -110,8 +111,9 @@ pub use basis::{Basis, BasisError, BasisId, STEPS_MAX, Step, StepKind};
 pub use clip::{CLIP_FLOOR, Clip, ClipReport, search_clip};
 pub use codebook::{Codebook, NF4_INT8, NF4_LEVELS, Rounding};
 pub use error::QuantError;
-pub use gptq::{CALIBRATION_ROWS, DAMPING, Factor, GptqError, NativeClip, NativeRows};
-pub use kernels::{Kernels, dequantise_row, dequantise_row_i64, quantise_row};
+pub use gptq::{CALIBRATION_ROWS, DAMPING, Factor, GptqError, GroupedRows, NativeClip, NativeRows};
+pub use group::{GROUP, GROUP_BYTES, Levels, StoredGroup, quantise_grouped_row};
+pub use kernels::{Kernels, dequantise_row, dequantise_row_i64, inflate_groups, quantise_row};
 pub use native::{
     ACTIVATION_CLIPS, quantise_native_activation, quantise_native_rows, quantise_native_weight,
 };

@@ -2,13 +2,17 @@
 //! NEON twins of the scalar kernels; the walk over a row is the one described in the AVX-512 module.
 
 use std::arch::aarch64::{
-    float32x4_t, float64x2_t, int8x16_t, vandq_u32, vcombine_s8, vcombine_s16, vcvt_f32_f64, vcvt_f64_f32,
-    vcvt_high_f32_f64, vcvt_high_f64_f32, vcvtnq_s32_f32, vcvtq_f64_s64, vdupq_n_f64, vdupq_n_u32,
-    vget_low_f32, vget_low_s32, vld1q_f32, vld1q_s32, vld1q_s64, vmaxq_u32, vmaxvq_u32, vmovl_high_s32,
-    vmovl_s32, vmovn_s16, vmovn_s32, vmulq_f64, vmulq_n_f32, vreinterpretq_u32_f32, vst1q_f32, vst1q_s8,
+    float32x4_t, float64x2_t, int8x16_t, uint8x8_t, vaddq_s16, vaddq_u16, vandq_u8, vandq_u16, vandq_u32,
+    vcombine_s8, vcombine_s16, vcvt_f32_f64, vcvt_f64_f32, vcvt_high_f32_f64, vcvt_high_f64_f32,
+    vcvtnq_s32_f32, vcvtq_f64_s64, vdup_n_u8, vdupq_n_f64, vdupq_n_s8, vdupq_n_s16, vdupq_n_u8, vdupq_n_u16,
+    vdupq_n_u32, vget_high_u8, vget_low_f32, vget_low_s32, vget_low_u8, vld1q_f32, vld1q_s32, vld1q_s64,
+    vld1q_u8, vmaxq_s8, vmaxq_u32, vmaxvq_u32, vmovl_high_s32, vmovl_s32, vmovn_s16, vmovn_s32, vmull_u8,
+    vmulq_f64, vmulq_n_f32, vqmovn_s16, vqtbl1q_s8, vreinterpretq_s16_u16, vreinterpretq_u32_f32, vshrq_n_u8,
+    vshrq_n_u16, vst1q_f32, vst1q_s8, vzip1q_u8, vzip2q_u8,
 };
 
 use crate::Scale;
+use crate::group::{GROUP, Levels, StoredGroup};
 use crate::scalar::{self, MAGNITUDE_MASK};
 
 #[target_feature(enable = "neon")]
@@ -71,6 +75,34 @@ pub(crate) fn dequantise_i64(acc: &[i64], row: Scale, columns: &[Scale], out: &m
     }
     if let Some(out) = out.last_chunk_mut() {
         store(out, rescale(load_i64(acc_last), row, column_last));
+    }
+}
+
+#[target_feature(enable = "neon")]
+pub(crate) fn inflate_groups(groups: &[StoredGroup], codes: &mut [[i8; GROUP]]) {
+    const NIBBLES: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+    // SAFETY: reads the array's 16 bytes.
+    let nibbles = unsafe { vld1q_u8(NIBBLES.as_ptr()) };
+    for (group, codes) in groups.iter().zip(codes) {
+        let Levels { multiplier, offset } = Levels::of(group);
+        let levels = |nibbles: uint8x8_t| {
+            let product = vmull_u8(nibbles, vdup_n_u8(multiplier));
+            let odd = vandq_u16(vshrq_n_u16::<3>(product), vdupq_n_u16(1));
+            let steps = vshrq_n_u16::<3>(vaddq_u16(vaddq_u16(product, vdupq_n_u16(3)), odd));
+            // Narrowing saturates at 127; only the offset alone reaches −128.
+            vqmovn_s16(vaddq_s16(vreinterpretq_s16_u16(steps), vdupq_n_s16(offset.into())))
+        };
+        let table = vcombine_s8(levels(vget_low_u8(nibbles)), levels(vget_high_u8(nibbles)));
+        let table = vmaxq_s8(table, vdupq_n_s8(-127));
+        // SAFETY: reads the last 16 bytes of the group; an element's alignment suffices.
+        let bytes = unsafe { vld1q_u8(group[2..].as_ptr()) };
+        let (even, odd) = (vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes));
+        let (first, second) = codes.split_at_mut(16);
+        for (half, order) in [(first, vzip1q_u8(even, odd)), (second, vzip2q_u8(even, odd))] {
+            if let Some(half) = half.first_chunk_mut() {
+                store_codes(half, vqtbl1q_s8(table, order));
+            }
+        }
     }
 }
 

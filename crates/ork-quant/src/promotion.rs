@@ -41,7 +41,7 @@ impl Prior {
     pub const fn for_tier(tier: Tier) -> Self {
         match tier {
             Tier::W4A4 => Self::WholeLayers,
-            Tier::W8A8 | Tier::I4A8 { .. } => Self::ValueAndDown,
+            Tier::W8A8 | Tier::I4A8 { .. } | Tier::I4A8Group => Self::ValueAndDown,
         }
     }
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use crate::Scale;
+use crate::group::{GROUP, StoredGroup, inflate_group};
 
 /// Everything of an `f32` but its sign. On non-negative floats, the order of the bits is the
 /// order of the values, with infinity and then NaN on top: one integer maximum finds both the largest
@@ -34,4 +35,9 @@ pub(crate) fn dequantise_i64(acc: &[i64], row: Scale, columns: &[Scale], out: &m
     for ((out, acc), column) in out.iter_mut().zip(acc).zip(columns) {
         *out = (*acc as f64 * (f64::from(row.get()) * f64::from(column.get()))) as f32;
     }
+}
+
+/// The int8 codes of stored groups.
+pub(crate) fn inflate_groups(groups: &[StoredGroup], codes: &mut [[i8; GROUP]]) {
+    groups.iter().zip(codes).for_each(|(group, codes)| inflate_group(group, codes));
 }

@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Codebook, StepKind};
+use crate::{Codebook, GROUP, GROUP_BYTES, StepKind};
 
 /// How a weight is stored and multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -19,22 +19,32 @@ pub enum Tier {
         /// Meaning of a nibble.
         codebook: Codebook,
     },
+    /// int4 stored with a multiplier and an offset per [`GROUP`] input channels, inflated to int8 at load, int8 computed.
+    I4A8Group,
     /// int4 stored, int4 computed: activations are four bits too, so the weight needs a basis to be worth anything.
     W4A4,
 }
 
 impl Tier {
-    /// Bits of a stored weight, without its share of the scale.
-    pub const fn bits(self) -> u64 {
-        match self {
-            Self::W8A8 => 8,
-            Self::I4A8 { .. } | Self::W4A4 => 4,
-        }
+    /// Bytes of the codes of a tensor whose elements, padding included, are `elements`: nothing if that is no number of
+    /// whole bytes and groups.
+    pub const fn code_bytes(self, elements: u64) -> Option<u64> {
+        let (unit, bytes) = match self {
+            Self::W8A8 => (1, 1),
+            Self::I4A8 { .. } | Self::W4A4 => (2, 1),
+            Self::I4A8Group => (GROUP as u64, GROUP_BYTES as u64),
+        };
+        if elements.is_multiple_of(unit) { (elements / unit).checked_mul(bytes) } else { None }
     }
 
-    /// Bits of a stored K × N weight with its scales.
+    /// Bits of a stored K × N weight with its scales; K is filled up to whole groups where there are groups.
     pub const fn bits_of(self, k: u64, n: u64) -> u64 {
-        n * (self.bits() * k + 32)
+        let row = match self {
+            Self::W8A8 => 8 * k,
+            Self::I4A8 { .. } | Self::W4A4 => 4 * k,
+            Self::I4A8Group => 8 * GROUP_BYTES as u64 * k.div_ceil(GROUP as u64),
+        };
+        n * (row + 32)
     }
 }
 
@@ -44,6 +54,7 @@ impl fmt::Display for Tier {
             Self::W8A8 => "w8a8",
             Self::I4A8 { codebook: Codebook::Uniform } => "i4a8",
             Self::I4A8 { codebook: Codebook::Nf4 } => "i4a8-nf4",
+            Self::I4A8Group => "i4a8+group",
             Self::W4A4 => "w4a4",
         })
     }

@@ -8,7 +8,7 @@ use ork_isa::soc::Soc;
 use ork_layout::{Int4, WeightLayout};
 use ork_pack::{Pack, PackError, Tensor};
 use ork_plan::PlanOptions;
-use ork_quant::{Basis, Scheme, Step, Tier, inflate};
+use ork_quant::{Basis, GROUP, GROUP_BYTES, Scheme, Step, Tier, inflate, inflate_groups};
 use rayon::prelude::*;
 
 use crate::plan::layout_of;
@@ -79,18 +79,8 @@ fn measure_one(
     let scales = tensor.scales()?;
     let basis = tensor.basis()?;
     let back = way_back(&basis);
-    let inflated = match entry.scheme.tier {
-        Tier::I4A8 { codebook } => {
-            let mut codes = vec![0i8; tensor.data().len() * 2];
-            codes
-                .par_chunks_mut(1 << 16)
-                .zip(tensor.data().par_chunks(1 << 15))
-                .for_each(|(codes, bytes)| inflate(bytes, codebook, codes));
-            codes.into_iter().map(i8::cast_unsigned).collect()
-        }
-        Tier::W8A8 | Tier::W4A4 => Vec::new(),
-    };
-    let tiles = if inflated.is_empty() { tensor.data() } else { &inflated };
+    let inflated = inflated(entry.scheme.tier, tensor.data());
+    let tiles = inflated.as_deref().unwrap_or(tensor.data());
     let row_error = |row: usize, wanted: &mut [f32], found: &mut [f32], codes: &mut Codes| {
         rows(row, wanted);
         codes.read(layout, row as u32, tiles, scales[row].get(), found);
@@ -110,6 +100,29 @@ fn measure_one(
     Ok(TensorError { name: entry.name.clone(), k, n, scheme: entry.scheme.clone(), error, total })
 }
 
+/// The int8 tiles of stored int4.
+fn inflated(tier: Tier, stored: &[u8]) -> Option<Vec<u8>> {
+    /// Groups for one thread at a time.
+    const GROUPS: usize = 1 << 11;
+    let mut codes = match tier {
+        Tier::W8A8 | Tier::W4A4 => return None,
+        Tier::I4A8 { .. } => vec![0i8; stored.len() * 2],
+        Tier::I4A8Group => vec![0i8; stored.len() / GROUP_BYTES * GROUP],
+    };
+    match tier {
+        Tier::W8A8 | Tier::W4A4 => {}
+        Tier::I4A8 { codebook } => codes
+            .par_chunks_mut(GROUPS * GROUP)
+            .zip(stored.par_chunks(GROUPS * GROUP / 2))
+            .for_each(|(codes, stored)| inflate(stored, codebook, codes)),
+        Tier::I4A8Group => codes
+            .par_chunks_mut(GROUPS * GROUP)
+            .zip(stored.par_chunks(GROUPS * GROUP_BYTES))
+            .for_each(|(codes, stored)| inflate_groups(stored, codes)),
+    }
+    Some(codes.into_iter().map(i8::cast_unsigned).collect())
+}
+
 /// The codes of one output channel.
 enum Codes {
     Int8(Vec<i8>),
@@ -119,7 +132,7 @@ enum Codes {
 impl Codes {
     fn new(tier: Tier, k: usize) -> Self {
         match tier {
-            Tier::W8A8 | Tier::I4A8 { .. } => Self::Int8(vec![0; k]),
+            Tier::W8A8 | Tier::I4A8 { .. } | Tier::I4A8Group => Self::Int8(vec![0; k]),
             Tier::W4A4 => Self::Int4(vec![Int4::default(); k]),
         }
     }

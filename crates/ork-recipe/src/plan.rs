@@ -192,7 +192,7 @@ pub(crate) fn layout_of(
     options: &PlanOptions,
 ) -> Result<WeightLayout, RecipeError> {
     let format = match tier {
-        Tier::W8A8 | Tier::I4A8 { .. } => Format::INT8_INT32,
+        Tier::W8A8 | Tier::I4A8 { .. } | Tier::I4A8Group => Format::INT8_INT32,
         Tier::W4A4 => Format::INT4_INT16,
     };
     admit(format, weight.k, weight.n, soc, options).map_err(|refusal| RecipeError::Refused {

@@ -41,7 +41,7 @@ pub enum RecipeParseError {
     Tier(String),
     /// A step.
     #[error(
-        "there is no step `{0}`; steps are smooth, signs, rotate, gptq, stochastic, imatrix, clip, promote, promote:BITS and promote:output"
+        "there is no step `{0}`; steps are group, smooth, signs, rotate, gptq, stochastic, imatrix, clip, promote, promote:BITS and promote:output"
     )]
     Step(String),
     /// A step that is there already, or does what another does.
@@ -76,21 +76,31 @@ impl Recipe {
     fn check(&self) -> Result<(), RecipeParseError> {
         let Scheme { tier, method, clip, basis } = &self.scheme;
         let conflict = |step, why| Err(RecipeParseError::Conflict { step, why });
-        let codes_of_its_own = matches!(tier, Tier::W4A4 | Tier::I4A8 { codebook: Codebook::Uniform });
+        let uniform = matches!(tier, Tier::W4A4 | Tier::I4A8 { codebook: Codebook::Uniform });
+        let grouped = *tier == Tier::I4A8Group;
         let has = |kind| basis.contains(&kind);
-        if *method == Method::Gptq && !codes_of_its_own {
+        if *method == Method::Gptq && !uniform && !grouped {
             return conflict("gptq", "works on uniform four-bit codes: w4a4 or i4a8");
+        }
+        if *method == Method::Stochastic && grouped {
+            return conflict(
+                "stochastic",
+                "does not go with group, whose levels are searched for the nearest codes",
+            );
         }
         if *method == Method::Stochastic && !matches!(tier, Tier::I4A8 { .. }) {
             return conflict("stochastic", "works on stored int4 only: i4a8 or i4a8-nf4");
         }
-        if *clip == ClipRule::Importance && !matches!(tier, Tier::I4A8 { .. }) {
+        if *clip == ClipRule::Importance && !matches!(tier, Tier::I4A8 { .. } | Tier::I4A8Group) {
             return conflict("imatrix", "weighs the clip search of stored int4 only: i4a8 or i4a8-nf4");
         }
         if *clip == ClipRule::Importance && *method == Method::Gptq {
             return conflict("imatrix", "gptq knows the activations already; use clip");
         }
-        if *clip == ClipRule::SelfTuning && !codes_of_its_own {
+        if *clip == ClipRule::SelfTuning && grouped {
+            return conflict("clip", "is part of group: the levels of a group are searched anyway");
+        }
+        if *clip == ClipRule::SelfTuning && !uniform {
             return conflict("clip", "searches uniform four-bit codes: w4a4 or i4a8");
         }
         if *clip == ClipRule::SelfTuning && *method == Method::Stochastic {
@@ -99,8 +109,9 @@ impl Recipe {
         if has(StepKind::Signs) && !has(StepKind::Rotate) {
             return conflict("signs", "changes nothing without rotate");
         }
-        if has(StepKind::Signs) && *method == Method::Gptq {
-            return conflict("signs", "buys nothing on top of gptq: measured null three times");
+        // Not so with int8 activations: there signs are for the activations' error, which gptq does nothing about.
+        if has(StepKind::Signs) && *method == Method::Gptq && *tier == Tier::W4A4 {
+            return conflict("signs", "buys nothing on top of gptq at four bits: measured null three times");
         }
         if has(StepKind::Smooth) && !has(StepKind::Rotate) && *tier == Tier::W4A4 {
             return conflict("smooth", "is worse than nothing without rotate at four bits");
@@ -126,7 +137,7 @@ impl FromStr for Recipe {
             "w4a4-ladder" => vec!["smooth", "rotate", "gptq", "clip", "promote"],
             _ => Vec::new(),
         };
-        let tier = match base {
+        let base_tier = match base {
             "w8a8" | "w8a8-rot" => Tier::W8A8,
             "i4a8" => Tier::I4A8 { codebook: Codebook::Uniform },
             "i4a8-nf4" => Tier::I4A8 { codebook: Codebook::Nf4 },
@@ -134,7 +145,7 @@ impl FromStr for Recipe {
             other => return Err(RecipeParseError::Tier(other.to_owned())),
         };
         let mut basis = Vec::new();
-        let (mut method, mut clip, mut promote) = (None, None, None);
+        let (mut group, mut method, mut clip, mut promote) = (None, None, None, None);
         for word in steps.into_iter().chain(words) {
             let twice = || RecipeParseError::Twice(word.to_owned());
             let once = |taken: bool| if taken { Err(twice()) } else { Ok(()) };
@@ -149,6 +160,7 @@ impl FromStr for Recipe {
                     once(basis.contains(&kind))?;
                     basis.push(kind);
                 }
+                (_, "group") => once(group.replace(()).is_some())?,
                 (_, "gptq") => once(method.replace(Method::Gptq).is_some())?,
                 (_, "stochastic") => once(method.replace(Method::Stochastic).is_some())?,
                 (_, "imatrix") => once(clip.replace(ClipRule::Importance).is_some())?,
@@ -168,6 +180,18 @@ impl FromStr for Recipe {
                 }
             }
         }
+        let tier = match (group, base_tier) {
+            (None, tier) => tier,
+            (Some(()), Tier::I4A8 { codebook: Codebook::Uniform }) => Tier::I4A8Group,
+            (Some(()), Tier::I4A8 { codebook: Codebook::Nf4 }) => {
+                let why = "has equal steps between its levels; NF4's levels are its own: use i4a8+group";
+                return Err(RecipeParseError::Conflict { step: "group", why });
+            }
+            (Some(()), _) => {
+                let why = "gives stored int4 finer levels: i4a8+group";
+                return Err(RecipeParseError::Conflict { step: "group", why });
+            }
+        };
         // The order of the recipe is always the same, whatever the order of the text.
         let order = [StepKind::Smooth, StepKind::Signs, StepKind::Rotate];
         let recipe = Self {
@@ -208,6 +232,10 @@ mod tests {
             ("i4a8", "i4a8"),
             ("i4a8-nf4+imatrix", "i4a8-nf4+imatrix"),
             ("i4a8+stochastic+imatrix", "i4a8+stochastic+imatrix"),
+            ("i4a8+group", "i4a8+group"),
+            ("i4a8+group+gptq+rotate+signs", "i4a8+group+signs+rotate+gptq"),
+            ("i4a8+imatrix+rotate+group", "i4a8+group+rotate+imatrix"),
+            ("i4a8+group+gptq+smooth+promote", "i4a8+group+smooth+gptq+promote:4.9"),
             ("i4a8+clip+gptq+rotate", "i4a8+rotate+gptq+clip"),
             ("w4a4+rotate+signs+smooth", "w4a4+smooth+signs+rotate"),
             ("w4a4-ladder", "w4a4+smooth+rotate+gptq+clip+promote:4.9"),
@@ -237,6 +265,14 @@ mod tests {
             "i4a8+gptq+imatrix",
             "i4a8+gptq+stochastic",
             "i4a8+clip+stochastic",
+            "i4a8+group+group",
+            "i4a8+group+stochastic",
+            "i4a8+group+clip",
+            "i4a8+group+gptq+imatrix",
+            "i4a8+group:64",
+            "i4a8-nf4+group",
+            "w8a8+group",
+            "w4a4+group",
             "i4a8+promote:",
             "i4a8+promote:x",
             "i4a8+promote:NaN",

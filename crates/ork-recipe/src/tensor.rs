@@ -2,10 +2,12 @@
 //! One weight: rows in, tiles out.
 
 use ork_layout::{Int4, WeightLayout};
-use ork_pack::{TensorLayout, TiledWeight, tile_codes, tile_i4a8, tile_stored_codes, tile_w8a8};
+use ork_pack::{
+    TensorLayout, TiledWeight, tile_codes, tile_grouped, tile_groups, tile_i4a8, tile_stored_codes, tile_w8a8,
+};
 use ork_quant::{
-    Basis, ClipReport, ClipRule, Factor, Method, NativeClip, NativeRows, Scale, Scheme, TensorStatistics,
-    Tier, quantise_native_rows,
+    Basis, ClipReport, ClipRule, Factor, GroupedRows, Method, NativeClip, NativeRows, Scale, Scheme,
+    StoredGroup, TensorStatistics, Tier, quantise_native_rows,
 };
 use rayon::prelude::*;
 
@@ -48,6 +50,15 @@ pub(crate) fn pack_tensor(
             let tiled = tile_i4a8(layout, codebook, scheme.method, aids.importance, rows);
             Ok((tiled.map_err(tile)?, ClipReport::default()))
         }
+        Tier::I4A8Group if scheme.method == Method::Gptq => {
+            let (groups, scales) = grouped_codes(name, layout, aids.factor, rows)?;
+            let data = tile_groups(layout, &groups);
+            Ok((TiledWeight { data, scales, layout: TensorLayout::from(layout) }, ClipReport::default()))
+        }
+        Tier::I4A8Group => {
+            let tiled = tile_grouped(layout, aids.importance, rows).map_err(tile)?;
+            Ok((tiled, ClipReport::default()))
+        }
         Tier::I4A8 { .. } => {
             let (codes, scales, report) = native_codes(name, layout, scheme, aids.factor, rows)?;
             let data = tile_stored_codes(layout, &codes);
@@ -89,10 +100,7 @@ fn native_codes(
                 (Method::Gptq, Some(factor)) => factor
                     .quantise(&weights, k, clip)
                     .map_err(|source| RecipeError::Gptq { weight: name.to_owned(), source })?,
-                (Method::Gptq, None) => {
-                    let what = "there is no Hessian for gptq".to_owned();
-                    return Err(RecipeError::Knowledge { weight: name.to_owned(), what });
-                }
+                (Method::Gptq, None) => return Err(no_hessian(name)),
                 _ => quantise_native_rows(&weights, k, clip)
                     .map_err(|source| RecipeError::Quant { weight: name.to_owned(), source })?,
             };
@@ -103,6 +111,35 @@ fn native_codes(
     let mut report = ClipReport::default();
     pieces.iter().for_each(|(_, piece)| report.merge(piece));
     Ok((codes, pieces.into_iter().flat_map(|(scales, _)| scales).collect(), report))
+}
+
+/// Stored groups of all output channels, in their order, with feedback of errors.
+fn grouped_codes(
+    name: &str,
+    layout: &WeightLayout,
+    factor: Option<&Factor>,
+    rows: Rows<'_>,
+) -> Result<(Vec<StoredGroup>, Vec<Scale>), RecipeError> {
+    let (k, n) = (layout.k() as usize, layout.n() as usize);
+    let Some(factor) = factor else { return Err(no_hessian(name)) };
+    let pieces: Vec<GroupedRows> = (0..n.div_ceil(ROWS_AT_ONCE))
+        .into_par_iter()
+        .map(|piece| {
+            let rows_here = piece * ROWS_AT_ONCE..n.min((piece + 1) * ROWS_AT_ONCE);
+            let mut weights = vec![0f32; rows_here.len() * k];
+            rows_here.zip(weights.chunks_exact_mut(k)).for_each(|(row, out)| rows(row, out));
+            factor
+                .quantise_grouped(&weights)
+                .map_err(|source| RecipeError::Gptq { weight: name.to_owned(), source })
+        })
+        .collect::<Result<_, RecipeError>>()?;
+    let (groups, scales): (Vec<_>, Vec<_>) =
+        pieces.into_iter().map(|piece| (piece.groups, piece.scales)).unzip();
+    Ok((groups.concat(), scales.concat()))
+}
+
+fn no_hessian(name: &str) -> RecipeError {
+    RecipeError::Knowledge { weight: name.to_owned(), what: "there is no Hessian for gptq".to_owned() }
 }
 
 /// The largest magnitude of every input channel over the output channels of a weight.

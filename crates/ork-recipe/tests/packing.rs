@@ -11,7 +11,7 @@ use ork_pack::{Pack, PackError, verify};
 use ork_quant::{Collect, Scheme, StepKind, Tier};
 use ork_recipe::{Collector, Guide, Knowledge, ModelPlan, RecipeError, WeightSource, Why, measure};
 
-const SCHEMES: [&str; 18] = [
+const SCHEMES: [&str; 22] = [
     "w8a8",
     "w8a8-rot",
     "w8a8+smooth",
@@ -22,6 +22,10 @@ const SCHEMES: [&str; 18] = [
     "i4a8-nf4+imatrix",
     "i4a8-nf4+rotate+imatrix",
     "i4a8+rotate+gptq+clip",
+    "i4a8+group",
+    "i4a8+group+imatrix",
+    "i4a8+group+rotate+gptq",
+    "i4a8+group+promote:6",
     "w4a4",
     "w4a4+clip",
     "w4a4+rotate+clip",
@@ -71,7 +75,7 @@ fn every_scheme_is_packed_verified_and_measured() {
             let smooth = if tensor.scheme.basis.contains(&StepKind::Smooth) { 5.0 } else { 1.0 };
             let bound = match tensor.scheme.tier {
                 Tier::W8A8 => 0.02 * smooth,
-                Tier::I4A8 { .. } | Tier::W4A4 => 0.5 * smooth,
+                Tier::I4A8 { .. } | Tier::I4A8Group | Tier::W4A4 => 0.5 * smooth,
             };
             assert!(tensor.error > 0.0 && tensor.relative() < bound, "{scheme}: {tensor:?}");
             let index = source.weights().iter().position(|weight| weight.name == tensor.name).unwrap();
@@ -92,6 +96,9 @@ fn every_scheme_is_packed_verified_and_measured() {
     let better = |a: &str, b: &str| assert!(errors[a] < errors[b], "{a} and {b}: {errors:?}");
     better("w8a8", "i4a8");
     better("i4a8-nf4", "i4a8");
+    better("i4a8+group", "i4a8-nf4");
+    better("i4a8+group+promote:6", "i4a8+group");
+    better("i4a8+group", "i4a8+group+rotate+gptq");
     better("w4a4+clip", "w4a4");
     better("w4a4+rotate+clip", "w4a4+clip");
     better("i4a8", "i4a8+stochastic");

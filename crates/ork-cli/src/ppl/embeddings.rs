@@ -85,6 +85,9 @@ fn line(args: &PplArgs, row: &Row, reference: &Row, sentences: &[&str]) -> Resul
         config.offload.route = RouteKind::Npu;
     }
     config.context.context_tokens.get_or_insert(super::CONTEXT_TOKENS);
+    if npu_wanted {
+        crate::pack::build_if_asked(&row.model, &config)?;
+    }
     let session = Session::start(&config, Log::Quiet)?;
     let model = session.load(&row.model, &config)?;
     let route = session.npu.as_ref().map(|npu| npu.backend.route());

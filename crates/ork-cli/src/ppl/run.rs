@@ -72,6 +72,8 @@ impl<'t> Runner<'t> {
         let reference = task.reference.clone().map(|mut row| {
             // A reference is what the CPU makes of a model.
             row.route.get_or_insert_with(|| "cpu".to_owned());
+            // A pack of the command line is meant for the rows.
+            row.pack.get_or_insert_with(|| PackChoice::Never.to_string());
             let config = settings.config_with(&row.overrides()?)?;
             if config.offload.route != RouteKind::Cpu {
                 return Err(Failure::usage(format!(
@@ -127,6 +129,9 @@ impl<'t> Runner<'t> {
             return Ok(line);
         }
         let config = self.settings.config_with(&row.overrides()?)?;
+        if config.offload.route != RouteKind::Cpu {
+            crate::pack::build_if_asked(&row.model, &config)?;
+        }
         let digest = self.digest(&row.model)?;
         let key = self.key(row, &config, &digest)?;
         self.keep_reference()?;

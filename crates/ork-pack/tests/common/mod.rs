@@ -8,7 +8,7 @@ use ork_corpus::Corpus;
 use ork_layout::{Format, WeightLayout};
 use ork_pack::{
     Calibration, Hash, LAYOUT, NewTensor, Pack, PackPlan, PackWriter, PackWritten, Request, SourceId,
-    SourceSample, Target, TensorLayout, TiledWeight, WriteOptions, tile_i4a8, tile_w8a8,
+    SourceSample, Target, TensorLayout, TiledWeight, WriteOptions, tile_grouped, tile_i4a8, tile_w8a8,
 };
 use ork_quant::{
     Basis, ClipReport, ClipRule, Codebook, Method, NativeClip, Scheme, Step, StepKind, Tier, pack_nibbles,
@@ -68,6 +68,18 @@ pub(crate) fn plan(layers: u32) -> PackPlan {
     }
 }
 
+/// What version 1.1 can say: the three tiers, and stored int4 with levels per group.
+pub(crate) fn plan_1_1(layers: u32) -> PackPlan {
+    let mut plan = plan(layers);
+    plan.tensors.extend((0..layers).map(|layer| Request {
+        name: format!("blk.{layer}.attn_output.weight"),
+        k: K,
+        n: 33 + layer,
+        scheme: Scheme { tier: Tier::I4A8Group, ..Scheme::w8a8() },
+    }));
+    plan
+}
+
 /// A tensor as a request asks for it, of weights that depend on its name.
 pub(crate) fn made(request: &Request) -> (TiledWeight, Basis) {
     let seed = u64::from_le_bytes(Hash::of(request.name.as_bytes()).0[..8].try_into().unwrap());
@@ -82,6 +94,7 @@ pub(crate) fn made(request: &Request) -> (TiledWeight, Basis) {
             let method = request.scheme.method;
             (tile_i4a8(&layout, codebook, method, Some(&importance), &rows).unwrap(), plain)
         }
+        Tier::I4A8Group => (tile_grouped(&layout, None, &rows).unwrap(), plain),
         Tier::W4A4 => {
             let factors = (0..K).map(|k| 0.5 + (k % 7) as f32 / 4.0).collect();
             let basis =
@@ -131,11 +144,15 @@ pub(crate) fn write_all(path: &Path, plan: PackPlan, options: WriteOptions) -> P
     writer.finish().unwrap()
 }
 
-/// The bytes of a small pack of one file.
+/// The bytes of a small pack of one file, with every tier.
 pub(crate) fn bytes() -> Vec<u8> {
+    bytes_of(plan_1_1(1))
+}
+
+pub(crate) fn bytes_of(plan: PackPlan) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.orkpack");
-    write_all(&path, plan(1), WriteOptions::default());
+    write_all(&path, plan, WriteOptions::default());
     std::fs::read(path).unwrap()
 }
 
