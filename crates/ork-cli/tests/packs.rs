@@ -18,7 +18,7 @@ use ork_engine::{
     logits,
 };
 use ork_ggml::{
-    Absent, AccelError, Accelerator, BackendError, BackendOptions, Decline, LoadedWeight, ModelPack,
+    Absent, AccelError, Accelerator, BackendError, BackendOptions, Decline, LoadedWeight, MinRows, ModelPack,
     NpuAccelerator, OrkBackend, PackChoice, PackMiss, PackUseError, Route, WeightRows,
 };
 use ork_isa::soc::RK3588;
