@@ -187,7 +187,7 @@ impl Shape {
 
     /// Gives the accelerator what the buffer's pack, or else the backend's, holds of the weight; `None` if that is nothing and its own bytes are
     /// to be converted.
-    fn load_from_pack(
+    pub(crate) fn load_from_pack(
         &self,
         backend: &OrkBackend,
         pack: Option<Arc<ModelPack>>,
