@@ -81,6 +81,47 @@ fn a_group_gives_what_its_members_give() {
     }
     let activation = (m * k) as u64;
     assert!(flushed_together + 2 * activation <= flushed_alone, "the activation is laid out once per group");
+
+    // Handed over one by one: the same results and the same work, each while the later ones are still to come.
+    let mut results: Vec<Vec<f32>> = weights.iter().map(|weight| vec![f32::NAN; m * weight.n()]).collect();
+    let parts = weights.iter().zip(&mut results).map(|(weight, out)| (weight, &mut out[..])).collect();
+    let (flushed, done) = (driver.device().counters().bytes_flushed, driver.counters().matmuls);
+    let mut seen = Vec::new();
+    let finished = &mut |index: usize, out: &mut [f32]| {
+        seen.push((index, driver.counters().matmuls - done, out == together[index]));
+    };
+    driver.matmul_then(MatmulGroup { m, x: &x, parts }, finished).unwrap();
+    assert_eq!(seen, [(0, 1, true), (1, 2, true), (2, 3, true)]);
+    assert_eq!(driver.device().counters().bytes_flushed - flushed, flushed_together);
+}
+
+/// Codes with scales of their own: the product is that of `load` where the codes are those that it makes.
+#[test]
+fn scaled_codes_are_multiplied_as_they_are() {
+    let (m, k, n) = (5usize, 97usize, 41usize);
+    let mut stream = Stream::new(11);
+    let (x, w) = (stream.f32s_activation(m * k), stream.f32s_activation(n * k));
+    let (driver, board) = support::driver(3);
+    let row = |row: usize| &w[row * k..][..k];
+    let loaded = driver.load("w", k, n, &|index, out| out.copy_from_slice(row(index))).unwrap();
+    let quantised = |index: usize, out: &mut [i8]| ork_quant::quantise_row(row(index), out).unwrap();
+    let coded = driver.load_scaled_codes("w", k, n, &quantised).unwrap();
+    let turned = |index: usize, out: &mut [i8]| {
+        let scale = quantised(index, out);
+        out.iter_mut().for_each(|code| *code = -*code);
+        scale
+    };
+    let negated = driver.load_scaled_codes("w", k, n, &turned).unwrap();
+    let product = |weight| {
+        let mut out = vec![f32::NAN; m * n];
+        driver.matmul(&mut MatmulGroup { m, x: &x, parts: vec![(weight, &mut out)] }).unwrap();
+        out
+    };
+    let want = product(&loaded);
+    assert_eq!(product(&coded), want);
+    assert_eq!(product(&negated), want.iter().map(|x| -x).collect::<Vec<f32>>());
+    drop((loaded, coded, negated, driver));
+    support::assert_nothing_lives(&board);
 }
 
 #[test]

@@ -8,7 +8,10 @@ mod support;
 
 use llama_cpp_sys_2 as sys;
 use ork_engine::tiny::WeightType;
-use ork_ggml::{BackendOptions, DeclineReason, ForeignWeights, MinRows, Route};
+use ork_ggml::{
+    BackendOptions, DeclineReason, ExpertCache, ExpertCodes, ExpertOptions, ExpertSkew, ForeignWeights,
+    InitError, LayerSkew, MinRows, OrkBackend, Place, Route,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use support::naive::{Counts, Fault, NaiveAccelerator};
@@ -249,4 +252,124 @@ fn a_stack_without_room_is_left_to_the_cpu() {
     assert!(ask(mixture.gate) && !ask(mixture.down));
     assert_eq!(backend.census().declined("MUL_MAT_ID", DeclineReason::NotLoaded), 1);
     assert_eq!(backend.census().holding.no_room, EXPERTS as u64);
+}
+
+const STACKS: [&str; 3] =
+    ["blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight", "blk.0.ffn_down_exps.weight"];
+
+/// Measured use that makes experts 0 and 3 the most used ones.
+fn measured(folder: &std::path::Path, stacks: &[&str]) -> std::path::PathBuf {
+    let path = folder.join("skew.toml");
+    let mut skew = ExpertSkew::new("m.gguf".to_owned(), "a text".to_owned());
+    skew.layers.push(LayerSkew {
+        layer: 0,
+        stacks: stacks.iter().map(|&name| name.to_owned()).collect(),
+        expert_bytes: (K * N.iter().sum::<usize>()) as u64,
+        counts: vec![9, 2, 1, 4, 3, 0],
+    });
+    std::fs::write(&path, skew.to_text()).unwrap();
+    path
+}
+
+/// The products of the mixture with a cache that holds so many experts.
+fn cached(route: Route, experts: u64, codes: ExpertCodes) -> ([Vec<f32>; 3], Arc<Counts>, Arc<OrkBackend>) {
+    let folder = tempfile::tempdir().unwrap();
+    let counts = Arc::new(Counts::default());
+    let accelerator = NaiveAccelerator { counts: Arc::clone(&counts), ..NaiveAccelerator::default() };
+    let bytes = (K * N.iter().sum::<usize>()) as u64 * experts;
+    let skew = Some(measured(folder.path(), &STACKS));
+    let options = ExpertOptions { cache: ExpertCache::Bytes(bytes), skew, codes };
+    let backend =
+        backend(accelerator, BackendOptions { route, experts: options, ..BackendOptions::default() });
+    let mixture = Mixture::new(weight_type(&backend));
+    assert_eq!(counts.coded.load(SeqCst), 3 * experts);
+    assert_eq!(backend.census().holding.cold, 3 * (EXPERTS as u64 - experts));
+    let stream = Stream::ork(&backend);
+    assert!(unsafe { sys::ggml_backend_supports_op(stream.0, mixture.down) });
+    assert_eq!(stream.compute(mixture.graph), sys::GGML_STATUS_SUCCESS, "{:?}", backend.take_error());
+    // Four bits are not what the model has, but near it.
+    for (which, out) in [mixture.gate, mixture.up, mixture.down].into_iter().enumerate() {
+        let n = N[which];
+        let (mut wrong, mut size) = (0.0, 0.0);
+        for (at, &expert) in mixture.choice.iter().enumerate() {
+            let matrix = &mixture.matrices[which][expert as usize * n * K..][..n * K];
+            let row =
+                if which == 2 { &mixture.own[at * K..][..K] } else { &mixture.shared[at / SLOTS * K..][..K] };
+            for (got, want) in get_f32(out)[at * n..].iter().zip(reference(matrix, row, K)) {
+                wrong += (f64::from(*got) - want).powi(2);
+                size += want * want;
+            }
+        }
+        let error = (wrong / size).sqrt();
+        assert!(error > 0.001 && error < 0.15, "{route} {experts} {codes:?}, product {which}: {error}");
+    }
+    let results = [mixture.gate, mixture.up, mixture.down].map(get_f32);
+    let census = backend.census();
+    drop(mixture);
+    assert_eq!((counts.live.load(SeqCst), backend.census().holding.cold), (0, 0));
+    assert_eq!(backend.census().holding.cold_bytes, 0);
+    // Five experts are used, 0 and 3 the most: rows 5 and 4 of the 15.
+    let used = census.executed.experts;
+    let (hot, rows) = match experts {
+        0 => (0, 0),
+        2 => (2, 9),
+        _ => (5, 15),
+    };
+    assert_eq!((used.hot, used.cold), (3 * hot, 3 * (5 - hot)), "{census}");
+    assert_eq!((used.hot_rows, used.cold_rows), (3 * rows, 3 * (15 - rows)), "{census}");
+    let cold = &census.executed.weights["blk.0.ffn_up_exps.weight[1]"];
+    assert_eq!(cold.cold, if experts < 6 { cold.matmuls } else { 0 });
+    let places: Vec<Place> =
+        census.routes.iter().filter(|(_, used)| used.calls > 0).map(|(key, _)| key.place).collect();
+    assert_eq!(places.contains(&Place::Cold), experts < 6, "{}", census.route_table());
+    assert_eq!(places.contains(&Place::Npu), experts > 0, "{}", census.route_table());
+    (results, counts, backend)
+}
+
+#[test]
+fn where_an_expert_is_does_not_change_a_bit() {
+    for codes in [ExpertCodes::Nf4, ExpertCodes::Int4] {
+        for route in routes() {
+            let [cold, mixed, hot] = [0, 2, 6].map(|experts| cached(route, experts, codes).0);
+            assert_eq!(cold, mixed, "{route} {codes:?}");
+            assert_eq!(cold, hot, "{route} {codes:?}");
+        }
+    }
+    let one = cached(Route::Npu, 2, ExpertCodes::Nf4).0;
+    assert_ne!(one, cached(Route::Npu, 2, ExpertCodes::Int4).0);
+}
+
+/// Where the accelerator is full, an expert that was meant for it is cold.
+#[test]
+fn an_expert_without_room_is_kept_cold() {
+    let folder = tempfile::tempdir().unwrap();
+    let accelerator = NaiveAccelerator { fault: Fault::NoRoomForRows(40), ..NaiveAccelerator::default() };
+    let skew = Some(measured(folder.path(), &STACKS));
+    let experts = ExpertOptions { cache: ExpertCache::Bytes(1 << 30), skew, ..ExpertOptions::default() };
+    let options = BackendOptions { route: Route::Npu, experts, ..BackendOptions::default() };
+    let backend = backend(accelerator, options);
+    let mixture = Mixture::new(weight_type(&backend));
+    let holding = backend.census().holding;
+    assert_eq!((holding.cold, holding.no_room, holding.live), (6, 6, 12));
+    assert_eq!(Stream::ork(&backend).compute(mixture.graph), sys::GGML_STATUS_SUCCESS);
+    assert_eq!(backend.census().executed.experts.cold, 5);
+}
+
+#[test]
+fn a_cache_of_another_model_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let skew = Some(measured(folder.path(), &STACKS[1..]));
+    let experts = ExpertOptions { cache: ExpertCache::Bytes(1 << 30), skew, ..ExpertOptions::default() };
+    let options = BackendOptions { route: Route::Npu, experts: experts.clone(), ..BackendOptions::default() };
+    let backend = backend(NaiveAccelerator::default(), options);
+    let _mixture = Mixture::new(weight_type(&backend));
+    let error = backend.take_error().unwrap();
+    assert!(error.to_string().contains("knows no experts blk.0.ffn_gate_exps.weight"), "{error}");
+    assert!(error.hint().unwrap().contains("moe-skew"));
+
+    let unknown = ExpertOptions { skew: None, ..experts };
+    let options = BackendOptions { experts: unknown, ..BackendOptions::default() };
+    let refused = OrkBackend::new(ork_engine::linked_host(), Arc::new(NaiveAccelerator::default()), options);
+    assert!(matches!(refused, Err(InitError::Experts { .. })), "{refused:?}");
+    assert!(refused.unwrap_err().to_string().contains("ork moe-skew"));
 }

@@ -4,8 +4,8 @@
 //! *Planning* counts questions: ggml asks several times per node and graph, so these numbers say *why*, not how
 //! often work was done. *Executed* counts work. A weight that never executes is a placement regression.
 
-use crate::buffer::Shape;
 use crate::routing::{self, Ledger, Place, RouteKey, RouteUse, RowClass, Verdict};
+use crate::weight::Shape;
 use crate::{Decline, DeclineReason, PackMiss};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

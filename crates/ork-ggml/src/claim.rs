@@ -12,12 +12,13 @@
 use crate::abi;
 use crate::accelerator::ModelledTime;
 use crate::backend::OrkBackend;
-use crate::buffer::{OrkBuffer, Residency, Shape, name_of};
+use crate::buffer::{OrkBuffer, Residency};
 use crate::cost;
 use crate::decline::Decline;
 use crate::device::buffer_type_name;
 use crate::options::{Attention, MinRows, Route, Swiglu};
 use crate::routing::{self, Place, Question, Verdict};
+use crate::weight::{Shape, name_of};
 
 /// Fewest results of a product with a matrix that is packed for it alone. Packing costs more than such a product, and its
 /// error, which is small beside the results together, may be large beside a single one that is near zero.

@@ -3,12 +3,12 @@
 
 use crate::accelerator::{AccelErrorKind, ModelledTime};
 use crate::backend::OrkBackend;
-use crate::buffer::{Held, Shape, Weight};
 use crate::cost;
 use crate::error::BackendError;
 use crate::options::{ExpertCache, ExpertOptions};
 use crate::pack::{Absent, ModelPack, PackMiss};
 use crate::skew::{ExpertSkew, SkewError};
+use crate::weight::{Held, Shape, Weight};
 use ork_quant::{Codebook, StoredRows};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::abi;
 use crate::accelerator::{AccelError, AccelErrorKind, Accelerator, LoadedWeight};
 use crate::backend::OrkBackend;
-use crate::buffer::{Held, Weight, name_of};
 use crate::census::MatMulRecord;
 use crate::error::BackendError;
 use crate::operands::{Activation, GluNode, Node, Part, Rows, Selection, read_glu, read_node};
 use crate::routing::{self, Place, Verdict, Why};
 use crate::swiglu;
+use crate::weight::{Held, Weight, name_of};
 
 /// Memory of a stream.
 #[derive(Debug, Default)]

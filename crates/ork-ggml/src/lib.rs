@@ -42,6 +42,7 @@ mod skew;
 mod software;
 mod survey;
 mod swiglu;
+mod weight;
 
 pub use accelerator::{
     AccelError, AccelErrorKind, AccelMemory, Accelerator, CodeRows, LoadedWeight, ModelledTime, WeightRows,

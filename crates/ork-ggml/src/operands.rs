@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use crate::abi;
 use crate::backend::OrkBackend;
-use crate::buffer::{OrkBuffer, Residency, Shape, Weight, name_of};
+use crate::buffer::{OrkBuffer, Residency};
 use crate::claim::buffer_of;
 use crate::error::BackendError;
 use crate::host::Host;
+use crate::weight::{Shape, Weight, name_of};
 
 fn size(ne: i64) -> usize {
     usize::try_from(ne).unwrap_or(0)

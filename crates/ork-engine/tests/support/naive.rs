@@ -3,7 +3,10 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use ork_ggml::{AccelError, AccelErrorKind, AccelMemory, Accelerator, Decline, LoadedWeight, WeightRows};
+use ork_ggml::{
+    AccelError, AccelErrorKind, AccelMemory, Accelerator, CodeRows, Decline, LoadedWeight, ModelledTime,
+    WeightRows,
+};
 use rayon::prelude::*;
 use std::any::Any;
 use std::sync::Arc;
@@ -31,6 +34,8 @@ pub(crate) struct Counts {
     pub(crate) loads: AtomicUsize,
     pub(crate) matmuls: AtomicU64,
     pub(crate) groups: AtomicU64,
+    /// Weights that came as codes.
+    pub(crate) coded: AtomicU64,
     pub(crate) threads: AtomicU64,
     /// The next matmul fails, once.
     pub(crate) fail_next: AtomicBool,
@@ -41,11 +46,16 @@ pub(crate) struct NaiveAccelerator {
     pub(crate) fault: Fault,
     /// Largest n accepted; 0 = any.
     pub(crate) n_max: usize,
+    /// Modelled microseconds by k, n, m.
+    pub(crate) time: Option<fn(usize, usize, usize) -> f64>,
     pub(crate) counts: Arc<Counts>,
 }
 
 #[derive(Debug)]
 struct NaiveWeight {
+    /// Rows of the activation are rounded to int8, as the codes were.
+    rounds: bool,
+    time: Option<fn(usize, usize, usize) -> f64>,
     k: usize,
     n: usize,
     rows: Vec<f32>,
@@ -89,9 +99,33 @@ impl Accelerator for NaiveAccelerator {
         }
         let mut matrix = vec![0.0; k * n];
         matrix.par_chunks_mut(k).enumerate().for_each(|(row, out)| rows(row, out));
-        self.counts.live.fetch_add(1, Ordering::SeqCst);
-        self.counts.loads.fetch_add(1, Ordering::SeqCst);
-        Ok(Box::new(NaiveWeight { k, n, rows: matrix, fault: self.fault, counts: Arc::clone(&self.counts) }))
+        Ok(self.weight(false, k, n, matrix))
+    }
+
+    fn load_codes(
+        &self,
+        _name: &str,
+        k: usize,
+        n: usize,
+        rows: &CodeRows<'_>,
+    ) -> Result<Box<dyn LoadedWeight>, AccelError> {
+        if self.fault == Fault::NoRoomForRows(n) {
+            return Err(AccelError::new(AccelErrorKind::NoRoom, "full"));
+        }
+        self.counts.coded.fetch_add(1, Ordering::SeqCst);
+        let mut matrix = Vec::new();
+        for row in 0..n {
+            let mut codes = vec![0i8; k];
+            let scale = rows(row, &mut codes).get();
+            matrix.extend(codes.iter().map(|&code| f32::from(code)));
+            // The scale of a row lies behind it.
+            matrix.push(scale);
+        }
+        Ok(self.weight(true, k, n, matrix))
+    }
+
+    fn modelled(&self, k: usize, n: usize, m: usize) -> Option<ModelledTime> {
+        modelled(self.time, k, n, m)
     }
 
     fn matmul_group(
@@ -114,6 +148,39 @@ impl Accelerator for NaiveAccelerator {
     }
 }
 
+fn modelled(
+    time: Option<fn(usize, usize, usize) -> f64>,
+    k: usize,
+    n: usize,
+    m: usize,
+) -> Option<ModelledTime> {
+    time.map(|time| ModelledTime { npu_us: time(k, n, m), host_bytes: 0, brought_in_bytes: 0 })
+}
+
+impl NaiveAccelerator {
+    fn weight(&self, rounds: bool, k: usize, n: usize, rows: Vec<f32>) -> Box<dyn LoadedWeight> {
+        self.counts.live.fetch_add(1, Ordering::SeqCst);
+        self.counts.loads.fetch_add(1, Ordering::SeqCst);
+        let (fault, time, counts) = (self.fault, self.time, Arc::clone(&self.counts));
+        Box::new(NaiveWeight { rounds, time, k, n, rows, fault, counts })
+    }
+}
+
+impl NaiveWeight {
+    /// Codes by codes, by the rule of int8 rows, in plain loops.
+    fn rounded(&self, x: &[f32], out: &mut [f32]) {
+        for (x, out) in x.chunks_exact(self.k).zip(out.chunks_exact_mut(self.n)) {
+            let largest = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            let scale = largest / 127.0;
+            let codes: Vec<i64> = x.iter().map(|x| (x * (1.0 / scale)).round_ties_even() as i64).collect();
+            for (out, row) in out.iter_mut().zip(self.rows.chunks_exact(self.k + 1)) {
+                let sum: i64 = codes.iter().zip(row).map(|(x, w)| x * *w as i64).sum();
+                *out = (sum as f64 * (f64::from(scale) * f64::from(row[self.k]))) as f32;
+            }
+        }
+    }
+}
+
 impl LoadedWeight for NaiveWeight {
     fn k(&self) -> usize {
         self.k
@@ -125,6 +192,10 @@ impl LoadedWeight for NaiveWeight {
 
     fn device_bytes(&self) -> u64 {
         (self.rows.len() * size_of::<f32>()) as u64
+    }
+
+    fn modelled(&self, m: usize) -> Option<ModelledTime> {
+        modelled(self.time, self.k, self.n, m)
     }
 
     fn matmul(&self, m: usize, x: &[f32], out: &mut [f32]) -> Result<(), AccelError> {
@@ -141,6 +212,10 @@ impl LoadedWeight for NaiveWeight {
             _ => {}
         }
         assert_eq!((x.len(), out.len()), (m * self.k, m * self.n));
+        if self.rounds {
+            self.rounded(x, out);
+            return Ok(());
+        }
         // A block of weight rows stays in the cache while all of x passes by; each task owns a block of columns.
         const BLOCK: usize = 16;
         let columns: Vec<Vec<f32>> = self
