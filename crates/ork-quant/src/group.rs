@@ -230,6 +230,7 @@ wide! {
         let mut sums = [[0f32; LANES]; 5];
         let (values, weights) = (values.as_chunks::<LANES>().0, weights.as_chunks::<LANES>().0);
         for (x, w) in values.iter().zip(weights) {
+            #[allow(clippy::needless_range_loop, reason = "five sums of a lane")]
             for lane in 0..LANES {
                 let nibble = rint_f32(((x[lane] - offset) * inverse).clamp(0.0, 15.0));
                 let (wn, wx) = (w[lane] * nibble, w[lane] * x[lane]);
@@ -252,12 +253,12 @@ wide! {
         let mut sums = [0f32; LANES];
         let (values, weights) = (values.as_chunks::<LANES>().0, weights.as_chunks::<LANES>().0);
         for (x, w) in values.iter().zip(weights) {
-            for lane in 0..LANES {
-                let nibble = rint_f32(((x[lane] - offset) * inverse).clamp(0.0, 15.0));
+            for ((sum, x), w) in sums.iter_mut().zip(x).zip(w) {
+                let nibble = rint_f32(((x - offset) * inverse).clamp(0.0, 15.0));
                 // Exact: both factors are small integers, one of them over 8.
                 let level = (offset + rint_f32(nibble * step)).clamp(-127.0, 127.0);
-                let miss = x[lane] - level;
-                sums[lane] += w[lane] * miss * miss;
+                let miss = x - level;
+                *sum += w * miss * miss;
             }
         }
         sum_of(&sums)
