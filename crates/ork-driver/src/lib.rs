@@ -38,6 +38,7 @@ mod product;
 mod queue;
 mod residency;
 mod scratch;
+mod share;
 mod tiles;
 mod transitions;
 mod weight;
