@@ -13,7 +13,7 @@ use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
 use crate::DriverError;
-use crate::accumulate::sum_output_row;
+use crate::accumulate::sum_output_rows;
 use crate::check::VerifyMode;
 use crate::counters::DriverCounters;
 use crate::datapath::DatapathGate;
@@ -254,7 +254,7 @@ impl Driver {
             return Err(DriverError::WideSum { k: weight.k() });
         }
         self.checked(weight, m, a, out, |a, out| {
-            self.multiply(weight, m, a, out, OutputStage::Plain, sum_output_row)
+            self.multiply(weight, m, a, out, OutputStage::Plain, sum_output_rows)
         })
     }
 

@@ -40,6 +40,7 @@ mod product;
 mod queue;
 mod residency;
 mod scratch;
+mod share;
 mod tiles;
 mod timeline;
 mod transitions;

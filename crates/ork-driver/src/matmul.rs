@@ -9,6 +9,7 @@ use ork_quant::{
     Basis, BasisId, QuantError, Scale, dequantise_row_i64, quantise_native_activation, quantise_row,
 };
 use ork_synth::OutputStage;
+use parking_lot::Mutex;
 use rayon::prelude::*;
 use zerocopy::FromBytes;
 
@@ -16,6 +17,7 @@ use crate::accumulate::{dequantise_output_row, widened_row};
 use crate::check::FirstWrong;
 use crate::driver::{Driver, Engine, Job, Loaded, MatmulGroup, check_len};
 use crate::order::{Node, fewest_resets};
+use crate::share::{ROWS, share};
 use crate::timeline::{Phase, Teller};
 use crate::work::check_format;
 use crate::{DriverError, Weight};
@@ -139,16 +141,22 @@ impl Driver {
                         },
                     );
                 }
-                out[m0 * n..][..rows * n].par_chunks_mut(n).zip(scales).enumerate().for_each_init(
-                    Vec::new,
-                    |sums, (row, (target, scale))| {
-                        let row = row as u32;
-                        if native {
-                            let sums = widened_row::<i16, i64>(outputs, surfaces, row);
-                            dequantise_row_i64(&sums, *scale, weight.scales(), target);
-                        } else {
-                            let columns = weight.scales();
-                            dequantise_output_row(outputs, surfaces, row, *scale, columns, sums, target);
+                let (out, columns) = (&mut out[m0 * n..][..rows * n], weight.scales());
+                share(
+                    out.chunks_mut(ROWS * n).zip(scales.chunks(ROWS)).enumerate(),
+                    |(piece, (out, scales))| {
+                        let mut sums = Vec::new();
+                        let rows = (piece * ROWS..).zip(out.chunks_exact_mut(n).zip(scales));
+                        for (row, (target, scale)) in rows {
+                            let row = row as u32;
+                            if native {
+                                let sums = widened_row::<i16, i64>(outputs, surfaces, row);
+                                dequantise_row_i64(&sums, *scale, columns, target);
+                            } else {
+                                dequantise_output_row(
+                                    outputs, surfaces, row, *scale, columns, &mut sums, target,
+                                );
+                            }
                         }
                     },
                 );
@@ -212,17 +220,8 @@ fn quantise_rows(
         if let Some((slice, stored)) = layout.dense_rows() {
             // Rows lie behind each other: each is quantised in its place.
             let start = slice.offset as usize;
-            host[start..start + layout.rows() as usize * stored]
-                .par_chunks_mut(stored)
-                .zip(x.par_chunks(k))
-                .enumerate()
-                .map(|(index, (place, row))| {
-                    let (data, padding) = place.split_at_mut(k);
-                    padding.fill(0);
-                    let codes = <[i8]>::mut_from_bytes(data).expect("bytes are bytes");
-                    quantise_row(row, codes).map_err(|error| (index, error))
-                })
-                .collect()
+            let places = &mut host[start..start + layout.rows() as usize * stored];
+            quantise_in_place((x, k), (places, stored))
         } else {
             let mut codes = vec![0i8; k];
             x.chunks_exact(k)
@@ -236,6 +235,37 @@ fn quantise_rows(
         };
     *scales = quantised?;
     Ok(())
+}
+
+/// Quantises rows of `k` elements, each into a place of `stored` bytes, zeros behind it.
+fn quantise_in_place(
+    (x, k): (&[f32], usize),
+    (places, stored): (&mut [u8], usize),
+) -> Result<Vec<Scale>, (usize, QuantError)> {
+    let mut scales = vec![None; places.len() / stored];
+    let first = Mutex::new(None::<(usize, QuantError)>);
+    let pieces = places.chunks_mut(ROWS * stored).zip(x.chunks(ROWS * k)).zip(scales.chunks_mut(ROWS));
+    share(pieces.enumerate(), |(piece, ((places, x), scales))| {
+        let rows = places.chunks_exact_mut(stored).zip(x.chunks_exact(k)).zip(scales);
+        for (index, ((place, row), scale)) in (piece * ROWS..).zip(rows) {
+            let (data, padding) = place.split_at_mut(k);
+            padding.fill(0);
+            let codes = <[i8]>::mut_from_bytes(data).expect("bytes are bytes");
+            match quantise_row(row, codes) {
+                Ok(own) => *scale = Some(own),
+                Err(error) => {
+                    let mut first = first.lock();
+                    if first.as_ref().is_none_or(|(other, _)| index < *other) {
+                        *first = Some((index, error));
+                    }
+                }
+            }
+        }
+    });
+    match first.into_inner() {
+        Some(error) => Err(error),
+        None => Ok(scales.into_iter().flatten().collect()),
+    }
 }
 
 /// Quantises rows to native int4 into the feature buffer; the error names the row.
@@ -264,8 +294,6 @@ fn quantise_native_rows(
             },
         )
         .collect::<Result<_, _>>()?;
-    for (index, row) in codes.chunks_exact(k).enumerate() {
-        layout.write_row(index as u32, row, host);
-    }
+    layout.write_rows(&codes, host);
     Ok(())
 }

@@ -206,9 +206,7 @@ impl Driver {
         crate::driver::check_len("the result", out.len(), m * n)?;
         let Precompiled { plan, features, .. } = product;
         let layout = &plan.shapes()[0].features;
-        for (row, elements) in a.chunks_exact(k).enumerate() {
-            layout.write_row(row as u32, elements, features.host_mut());
-        }
+        layout.write_rows(a, features.host_mut());
         features
             .flush(0..layout.bytes())
             .map_err(|source| DriverError::Batch { doing: "flushing features", source })?;

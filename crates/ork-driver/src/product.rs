@@ -6,7 +6,7 @@ use ork_layout::{Element, Format, Int4, OutputLayout};
 use ork_plan::{HostWork, Lowered, Product};
 use ork_synth::OutputStage;
 
-use crate::accumulate::{copy_row, widened_row_as};
+use crate::accumulate::{copy_rows, each_row, float_rows, widen_row};
 use crate::driver::{Driver, Job, Loaded, NARROW_SUM_K_MAX, check_len};
 use crate::{DriverError, Weight};
 
@@ -123,7 +123,7 @@ impl Driver {
             Operands::Fp16ToFp16 { a, b } => {
                 let weight = self.load_slice("operand", lowered.format, size, b)?;
                 let mut out = vec![f16::ZERO; m * n];
-                self.multiply(&weight, m, a, &mut out, OutputStage::Plain, copy_row)?;
+                self.multiply(&weight, m, a, &mut out, OutputStage::Plain, copy_rows)?;
                 Ok(Values::F16(out))
             }
             Operands::Bf16 { a, b } => self.float_sums(lowered, size, a, b).map(Values::F32),
@@ -160,7 +160,7 @@ impl Driver {
         self.load_elements(name, format, k, n, &|row, out| out.copy_from_slice(&b[row * k..(row + 1) * k]))
     }
 
-    /// Multiplies rows of elements by a weight. `read_row` turns row `m` of a pass's surfaces into results.
+    /// Multiplies rows of elements by a weight. `read` turns a pass's surfaces into its rows of results.
     pub(crate) fn multiply<T: Element, R>(
         &self,
         weight: &Weight,
@@ -168,7 +168,7 @@ impl Driver {
         a: &[T],
         out: &mut [R],
         stage: OutputStage,
-        read_row: impl Fn(&OutputLayout, &[u8], u32, &mut [R]),
+        read: impl Fn(&OutputLayout, &[u8], &mut [R]),
     ) -> Result<(), DriverError> {
         let (k, n) = (weight.k(), weight.n());
         check_precision::<T>(weight.name(), weight.format())?;
@@ -180,18 +180,11 @@ impl Driver {
             Job { weight, m, stage },
             &mut Loaded::default(),
             |features, m0, host, _| {
-                for (row, elements) in a[m0 * k..].chunks_exact(k).take(features.rows() as usize).enumerate()
-                {
-                    features.write_row(row as u32, elements, host);
-                }
+                features.write_rows(&a[m0 * k..][..features.rows() as usize * k], host);
                 Ok(())
             },
             |outputs, m0, surfaces, _| {
-                for (row, target) in
-                    out[m0 * n..].chunks_exact_mut(n).take(outputs.rows() as usize).enumerate()
-                {
-                    read_row(outputs, surfaces, row as u32, target);
-                }
+                read(outputs, surfaces, &mut out[m0 * n..][..outputs.rows() as usize * n]);
             },
         )
     }
@@ -209,10 +202,7 @@ impl Driver {
     {
         let weight = self.load_slice("operand", lowered.format, size, b)?;
         let mut out = vec![W::default(); size.m * size.n];
-        let read_row = |outputs: &OutputLayout, surfaces: &[u8], row: u32, out: &mut [W]| {
-            widened_row_as::<S, W, W>(outputs, surfaces, row, out, |sum| sum);
-        };
-        self.multiply(&weight, size.m, a, &mut out, OutputStage::Plain, read_row)?;
+        self.multiply(&weight, size.m, a, &mut out, OutputStage::Plain, each_row(widen_row::<S, W>))?;
         Ok(out)
     }
 
@@ -224,8 +214,10 @@ impl Driver {
         a: &[T],
         b: &[T],
     ) -> Result<Vec<f32>, DriverError> {
-        let sums: Vec<f64> = self.sums::<T, f32, f64>(lowered, size, a, b)?;
-        Ok(sums.into_iter().map(|sum| sum as f32).collect())
+        let weight = self.load_slice("operand", lowered.format, size, b)?;
+        let mut out = vec![0.0; size.m * size.n];
+        self.multiply(&weight, size.m, a, &mut out, OutputStage::Plain, float_rows)?;
+        Ok(out)
     }
 
     fn requantised(
@@ -244,7 +236,7 @@ impl Driver {
         let mut out = vec![0i8; size.m * size.n];
         let Requantise { multiplier, shift, offset } = by;
         let stage = OutputStage::Requantise { multiplier, shift, offset };
-        self.multiply(&weight, size.m, a, &mut out, stage, copy_row)?;
+        self.multiply(&weight, size.m, a, &mut out, stage, copy_rows)?;
         Ok(out)
     }
 

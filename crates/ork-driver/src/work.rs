@@ -2,11 +2,11 @@
 //! One product with a weight that is there, by the types of its operands.
 
 use half::{bf16, f16};
-use ork_layout::{Element, Format, Int4, OutputLayout};
+use ork_layout::{Element, Format, Int4};
 use ork_plan::Datapath;
 use ork_synth::OutputStage;
 
-use crate::accumulate::{copy_row, widened_row_as};
+use crate::accumulate::{copy_rows, each_row, float_rows, widen_row};
 use crate::driver::{Driver, check_len};
 use crate::transitions::Operation;
 use crate::{DriverError, Requantise, Weight};
@@ -100,32 +100,28 @@ impl Driver {
             Work::Int8ToInt8 { a, by, out } => {
                 let Requantise { multiplier, shift, offset } = *by;
                 let stage = OutputStage::Requantise { multiplier, shift, offset };
-                self.multiply(weight, m, a, out, stage, copy_row)
+                self.multiply(weight, m, a, out, stage, copy_rows)
             }
-            Work::Int4 { a, out } => self.widened::<_, i16, i32, _>(weight, m, a, out, |sum| sum),
-            Work::Int16 { a, out } => self.widened::<_, i32, i64, _>(weight, m, a, out, |sum| sum),
-            Work::Fp16 { a, out } => self.widened::<_, f32, f64, _>(weight, m, a, out, |sum| sum as f32),
-            Work::Fp16ToFp16 { a, out } => self.multiply(weight, m, a, out, OutputStage::Plain, copy_row),
-            Work::Bf16 { a, out } => self.widened::<_, f32, f64, _>(weight, m, a, out, |sum| sum as f32),
-            Work::Tf32 { a, out } => self.widened::<_, f32, f64, _>(weight, m, a, out, |sum| sum as f32),
+            Work::Int4 { a, out } => self.widened::<_, i16, i32>(weight, m, a, out),
+            Work::Int16 { a, out } => self.widened::<_, i32, i64>(weight, m, a, out),
+            Work::Fp16 { a, out } => self.multiply(weight, m, a, out, OutputStage::Plain, float_rows),
+            Work::Fp16ToFp16 { a, out } => self.multiply(weight, m, a, out, OutputStage::Plain, copy_rows),
+            Work::Bf16 { a, out } => self.multiply(weight, m, a, out, OutputStage::Plain, float_rows),
+            Work::Tf32 { a, out } => self.multiply(weight, m, a, out, OutputStage::Plain, float_rows),
         }
     }
 
-    /// Sums of type `S` on the NPU, whose K slices the host adds as `W` before it makes results of them.
-    fn widened<T: Element, S: Element, W, R>(
+    /// Sums of type `S` on the NPU, whose K slices the host adds as `W`.
+    fn widened<T: Element, S: Element, W>(
         &self,
         weight: &Weight,
         m: usize,
         a: &[T],
-        out: &mut [R],
-        result: impl Fn(W) -> R,
+        out: &mut [W],
     ) -> Result<(), DriverError>
     where
-        W: Copy + Default + std::ops::AddAssign + From<S>,
+        W: Copy + std::ops::AddAssign + From<S>,
     {
-        let read_row = |outputs: &OutputLayout, surfaces: &[u8], row: u32, out: &mut [R]| {
-            widened_row_as::<S, W, R>(outputs, surfaces, row, out, &result);
-        };
-        self.multiply(weight, m, a, out, OutputStage::Plain, read_row)
+        self.multiply(weight, m, a, out, OutputStage::Plain, each_row(widen_row::<S, W>))
     }
 }

@@ -3,7 +3,7 @@ use std::fmt::Debug;
 
 use half::{bf16, f16};
 use ork_isa::Precision;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{Immutable, IntoBytes};
 
 mod sealed {
     pub trait Sealed {}

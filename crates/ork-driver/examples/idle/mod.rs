@@ -4,8 +4,7 @@
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::Arc;
 
-use ork_device::{Board, EmuOptions};
-use ork_drm::Errno;
+use ork_device::{Board, EmuOptions, Errno};
 use ork_emu::{Bus, Engine, FdTable, JobEnd, JobOutcome, JobStats, KernelFile, PcJob};
 
 /// A board with such an NPU: jobs run inside the call that gives them, and a fence costs the emulated kernel the calls
@@ -38,6 +37,7 @@ impl Engine for Idle {
 }
 
 /// Descriptors that are given out and never taken back.
+#[derive(Debug)]
 struct OneWay;
 
 impl FdTable for OneWay {
