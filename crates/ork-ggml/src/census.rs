@@ -282,10 +282,6 @@ impl Counters {
         });
     }
 
-    pub(crate) fn spent(&self, time: Duration) {
-        self.with(|c| c.executed.time += time);
-    }
-
     pub(crate) fn failed(&self, matmuls: usize) {
         self.with(|c| c.executed.failed += matmuls as u64);
     }
@@ -319,6 +315,10 @@ impl Counters {
 
     pub(crate) fn no_room(&self) {
         self.with(|c| c.holding.no_room += 1);
+    }
+
+    pub(crate) fn spent(&self, time: Duration) {
+        self.with(|c| c.executed.time += time);
     }
 
     /// Starts planning and execution counts anew; holdings and packs stay, they describe what exists.
