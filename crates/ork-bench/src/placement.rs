@@ -102,6 +102,9 @@ impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cpus: Vec<String> = self.cpus.iter().map(u32::to_string).collect();
         let why = match self.basis {
+            PlacementBasis::Capacity | PlacementBasis::Clock if self.cpus.len() == self.allowed => {
+                "all are alike"
+            }
             PlacementBasis::Capacity => "the fast ones by capacity",
             PlacementBasis::Clock => "the fast ones by highest clock",
             PlacementBasis::Unknown => "which are fast is unknown",

@@ -48,7 +48,7 @@ fn error(output: &Output) -> String {
     errors[0].to_owned()
 }
 
-const SHORT: [&str; 9] = ["-m", "tiny.gguf", "-p", "40,33", "-n", "3", "-r2", "--route", "npu"];
+const SHORT: [&str; 10] = ["-m", "tiny.gguf", "-p", "40,33", "-n", "3", "-r2", "--route", "npu", "-t1"];
 
 #[test]
 fn cpu_and_npu_in_one_run() {
@@ -115,7 +115,7 @@ fn arms_that_differ_in_any_setting() {
     let arms =
         ["three:route=npu", "one:route=npu,device.cores=1", "cpu:route=cpu", "idle:offload.exclude=[\"*\"]"];
     let arms = arms.map(|arm| ["--arm", arm]).concat();
-    let short = ["-m", "tiny.gguf", "-p", "0", "-n", "2", "-r", "1", "--warmup", "0", "-o"];
+    let short = ["-m", "tiny.gguf", "-p", "0", "-n", "2", "-r", "1", "--warmup", "0", "-t1", "-o"];
     let report = text(&folder.bench(&[&short[..], &["json"], &arms].concat()));
     std::fs::write(folder.path("report.json"), report).unwrap();
     let report = Report::read(&folder.path("report.json")).unwrap();

@@ -165,7 +165,7 @@ fn nothing_to_trace_is_one_clear_line() {
     for (args, words) in [
         (&["-m", "tiny.gguf", "-p", "ab", "--route", "cpu"][..], "nothing of the NPU"),
         (&["-m", "tiny.gguf", "-p", "ab", "--set", "offload.exclude=[\"*\"]"], "the NPU computed nothing"),
-        (&["--matmul", "0,32,32"], "sizes start at 1"),
+        (&["--matmul", "0,32,32"], "three numbers from 1"),
         (&["-m", "tiny.gguf"], "--prompt"),
         (&["-m", "missing.gguf", "-p", "ab"], "missing.gguf"),
     ] {

@@ -12,8 +12,11 @@ use ork_isa::soc::RK3588;
 use ork_layout::Format;
 use ork_plan::{Decision, PlanOptions, Problem, decide, weight_layout};
 
+/// Phase, start, end, weight, modelled microseconds.
+type Told = (Phase, Instant, Instant, String, Option<f64>);
+
 #[derive(Debug, Default)]
-struct Ear(Mutex<Vec<(Phase, Instant, Instant, String, Option<f64>)>>);
+struct Ear(Mutex<Vec<Told>>);
 
 impl Listener for Ear {
     fn span(&self, span: &Span<'_>) {

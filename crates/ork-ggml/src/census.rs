@@ -386,10 +386,6 @@ impl Counters {
         });
     }
 
-    pub(crate) fn spent(&self, time: Duration) {
-        self.with(|c| c.executed.time += time);
-    }
-
     pub(crate) fn swiglu_claimed(&self) {
         self.with(|c| c.swiglu += 1);
     }
@@ -449,6 +445,10 @@ impl Counters {
 
     pub(crate) fn no_room(&self) {
         self.with(|c| c.holding.no_room += 1);
+    }
+
+    pub(crate) fn spent(&self, time: Duration) {
+        self.with(|c| c.executed.time += time);
     }
 
     /// Starts planning and execution counts anew; holdings and packs stay, they describe what exists.

@@ -38,6 +38,12 @@ fn head(report: &Report) -> Vec<String> {
         format!("before: {}", report.board_before),
         format!("after: {}", report.board_after),
     ];
+    for (index, row) in report.rows.iter().enumerate() {
+        let line = format!("{}: {}", row.arm, row.device);
+        if !report.rows[..index].iter().any(|other| other.arm == row.arm) {
+            lines.push(line);
+        }
+    }
     lines.extend(report.objections.iter().map(|objection| format!("FORCED although {objection}")));
     lines.extend(
         report.board_before.fallen(&report.board_after).into_iter().map(|fall| format!("NOTE: {fall}")),

@@ -30,13 +30,29 @@ pub(crate) struct TraceArgs {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 4)]
     decode: u32,
     /// Trace one int8 product of rows, channels and columns instead of a model
-    #[arg(long, value_name = "M,K,N", value_delimiter = ',', num_args = 3, conflicts_with = "model")]
-    matmul: Option<Vec<u32>>,
+    #[arg(long, value_name = "M,K,N", value_parser = size, conflicts_with = "model")]
+    matmul: Option<Sizes>,
     /// The file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]
     settings: EngineSettings,
+}
+
+/// Rows, channels and columns.
+#[derive(Clone, Copy)]
+struct Sizes {
+    m: u32,
+    k: u32,
+    n: u32,
+}
+
+fn size(text: &str) -> Result<Sizes, String> {
+    let sizes: Result<Vec<u32>, _> = text.split(',').map(|size| size.trim().parse()).collect();
+    match sizes.as_deref() {
+        Ok(&[m, k, n]) if m > 0 && k > 0 && n > 0 => Ok(Sizes { m, k, n }),
+        _ => Err("M,K,N are three numbers from 1".to_owned()),
+    }
 }
 
 /// What was run.
@@ -50,7 +66,7 @@ struct Run {
 pub(crate) fn run(args: &TraceArgs) -> Result<(), Failure> {
     let run = match (&args.model, &args.prompt, &args.matmul) {
         (Some(model), Some(prompt), _) => of_model(args, model, prompt)?,
-        (.., Some(size)) => of_product(args, size)?,
+        (.., Some(sizes)) => of_product(args, *sizes)?,
         _ => return Err(Failure::usage("trace needs a model and a prompt, or --matmul M,K,N")),
     };
     let (trace, modelled) = chrome::timeline(run.zero, &run.stages, &run.spans);
@@ -113,11 +129,7 @@ fn of_model(args: &TraceArgs, path: &std::path::Path, prompt: &str) -> Result<Ru
     Ok(Run { zero, stages, spans, sums })
 }
 
-fn of_product(args: &TraceArgs, size: &[u32]) -> Result<Run, Failure> {
-    let &[m, k, n] = size else { return Err(Failure::usage("--matmul needs M,K,N")) };
-    if m == 0 || k == 0 || n == 0 {
-        return Err(Failure::usage(format!("--matmul {m},{k},{n}: sizes start at 1")));
-    }
+fn of_product(args: &TraceArgs, Sizes { m, k, n }: Sizes) -> Result<Run, Failure> {
     let config = args.settings.0.config()?;
     let device = Device::open(&config.device)?;
     eprintln!("device: {}", device.describe());
