@@ -112,6 +112,8 @@ pub(crate) struct Search {
     weights: [f32; GROUP],
     count: usize,
     levels: Levels,
+    /// The nibble whose level is zero, in a group that is not full.
+    zero: u8,
     error: f32,
 }
 
@@ -131,6 +133,7 @@ impl Search {
             weights: [0.0; GROUP],
             count,
             levels: Levels::default(),
+            zero: 0,
             error: f32::INFINITY,
         };
         search.values.iter_mut().zip(values).for_each(|(place, value)| *place = value);
@@ -173,14 +176,19 @@ impl Search {
     fn offer(&mut self, multiplier: i16, offset: i16) {
         let multiplier = multiplier.clamp(1, 255) as u8;
         let mut levels = Levels { multiplier, offset: offset.clamp(-127, 127) as i8 };
+        let mut zero = 0;
         if self.count < GROUP {
             // Zero must be among the levels: the offset becomes the negative of one of them without it.
+            zero = nibble_of(0.0, levels);
             let bare = Levels { multiplier, offset: 0 };
-            levels.offset = -bare.code(nibble_of(0.0, levels));
+            levels.offset = -bare.code(zero);
+            if levels.code(zero) != 0 {
+                return;
+            }
         }
         let error = error(&self.values, &self.weights, levels);
         if error < self.error {
-            (self.levels, self.error) = (levels, error);
+            (self.levels, self.zero, self.error) = (levels, zero, error);
         }
     }
 
@@ -197,7 +205,7 @@ impl Search {
 
     /// The nibble of zero, where there must be one.
     pub(crate) fn padding(&self) -> u8 {
-        if self.count < GROUP { nibble_of(0.0, self.levels) } else { 0 }
+        self.zero
     }
 }
 

@@ -138,7 +138,7 @@ fn levels_that_fit_the_grid_come_back_exactly() {
     let mut stream = Stream::new(64);
     let row: Vec<f32> = (0..9)
         .flat_map(|block: i32| {
-            let (step, offset) = (f32::from((block % 8 + 1) as u8), f32::from((block * 9 - 50) as i8));
+            let (step, offset) = (f32::from((block % 7 + 1) as u8), f32::from((block * 9 - 50) as i8));
             let mut nibbles: Vec<f32> = (0..GROUP).map(|_| stream.below(16) as f32).collect();
             (nibbles[3], nibbles[17]) = (0.0, 15.0);
             nibbles.into_iter().map(move |nibble| (offset + nibble * step) / 4.0)
