@@ -146,7 +146,7 @@ fn hot_and_cold_are_one(model: &Path, skew_file: &Path, skew: &ExpertSkew) {
     let (int8, census) = evaluated(model, Route::Npu, ExpertOptions::default(), false);
     assert_eq!((census.executed.experts.cold, census.holding.cold), (0, 0));
     let kl = |table| Divergence::between(&cpu, table, 0).unwrap().mean_kl;
-    assert!(kl(&int8) < 0.01 && kl(&cold) < 0.2 && kl(&cold) > kl(&int8), "{} {}", kl(&int8), kl(&cold));
+    assert!(kl(&int8) < 0.03 && kl(&cold) < 0.2 && kl(&cold) > kl(&int8), "{} {}", kl(&int8), kl(&cold));
 
     // What the accelerator was given are the choices that the CPU makes, expert by expert.
     let engine = Engine::init(None, LogSink::discard()).unwrap();
@@ -188,7 +188,7 @@ fn hot_and_cold_are_one(model: &Path, skew_file: &Path, skew: &ExpertSkew) {
 fn experts_of_a_pack(model: &Path, skew_file: &Path, skew: &ExpertSkew) {
     let pack = ModelPack::beside(model);
     let [m, o] = [model, &pack].map(|path| path.to_str().unwrap());
-    ork(&["pack", "-m", m, "-o", o, "-s", "i4a8-nf4"]);
+    ork(&["pack", "-m", m, "-o", o, "--scheme", "i4a8-nf4"]);
     let stacked = (LAYERS * EXPERTS * 3) as u64;
     let (tiles, census) = evaluated(model, Route::Npu, ExpertOptions::default(), true);
     let from_pack: u64 = census.packs.loaded.values().sum();

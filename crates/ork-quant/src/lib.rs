@@ -124,5 +124,5 @@ pub use scheme::{ClipRule, Method, Scheme, Tier};
 pub use smooth::{SMOOTH_ALPHA, smoothing};
 pub use statistics::{Collect, Hessian, Statistics, StatisticsError, TensorStatistics};
 pub use stored::{IMPORTANCE_CLIPS, StoredClip, StoredRow, inflate, pack_nibbles, quantise_stored_row};
-pub use stored_product::{StoredKernels, StoredRows};
+pub use stored_product::{NibbleRows, StoredKernels, StoredRows};
 pub use xorshift::XorShift32;

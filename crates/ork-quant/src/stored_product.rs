@@ -110,6 +110,9 @@ impl fmt::Debug for StoredKernels {
     }
 }
 
+/// Fills a row with nibbles, one for each byte, and gives its scale.
+pub type NibbleRows<'a, E> = &'a (dyn Fn(usize, &mut [u8]) -> Result<Scale, E> + Sync);
+
 /// A weight of N rows with K elements in four bits, in the memory of the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredRows {
@@ -159,7 +162,7 @@ impl StoredRows {
         k: usize,
         n: usize,
         codebook: Codebook,
-        rows: &(dyn Fn(usize, &mut [u8]) -> Result<Scale, E> + Sync),
+        rows: NibbleRows<'_, E>,
     ) -> Result<Self, E> {
         assert!((1..=Self::K_MAX).contains(&k), "k = {k}");
         let row_bytes = k.div_ceil(2);
