@@ -279,3 +279,25 @@ fn the_check_watches_over_programs_that_are_kept() {
     assert!(right > 50 && right + given_up == 200, "{right} right, {given_up} given up");
     assert!(driver.device().event_counts().of(EventKind::WrongProduct) > 5);
 }
+
+#[test]
+fn kernels_without_fences_give_the_same_from_one_thread() {
+    let board = Board::new(&EmuOptions { fences: false, ..EmuOptions::default() });
+    let device = Device::on_board(&board, &DeviceOptions::default()).unwrap();
+    let driver = Driver::new(device, DriverOptions::default()).unwrap();
+    let case = Case::new(Shape::new(1, 512, 320), 5);
+    let weight = load(&driver, &case);
+    let mut product = driver.precompile(&weight, 1).unwrap();
+    for round in 0..4 {
+        let before = driver.device().counters().jobs_given;
+        let rows = Case::new(case.shape, 100 + round);
+        let mut got = vec![i32::MIN; 320];
+        driver.run_precompiled_codes(&mut product, &weight, &rows.features(), &mut got).unwrap();
+        assert_eq!(got, reference::fast_i8(&rows.features(), &case.weights(), case.shape), "round {round}");
+        // The first tells that there are none.
+        let given = driver.device().counters().jobs_given - before;
+        assert_eq!(given, if round == 0 { 4 } else { 3 });
+        assert!(driver.device().lacks_fences());
+    }
+    assert_eq!(driver.device().event_counts().recoveries(), 0);
+}
