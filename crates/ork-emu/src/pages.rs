@@ -92,7 +92,7 @@ impl Pages {
     ) -> io::Result<Self> {
         // SAFETY: read only, and only by raw pointers. Whoever lends the file promises that nobody shortens it; if somebody
         // does, the host sends SIGBUS to who touches what is gone.
-        let map = unsafe { MmapOptions::new().offset(offset).len(len).map(&file.as_raw_fd()) }?;
+        let map = unsafe { MmapOptions::new().offset(offset).len(len).map(file.as_raw_fd()) }?;
         let start = NonNull::from(&map[..]).cast();
         total.fetch_add(len as u64, Relaxed);
         let (total, access) = (Arc::clone(total), PageAccess::Read);
