@@ -189,7 +189,7 @@ fn what_does_not_belong_together_is_refused() {
     };
     // Magic, version, checksum, codes, header.
     fails(&["pack", "info", &damaged(0, "a")], 1, &["is no pack"]);
-    fails(&["pack", "info", &damaged(8, "b")], 1, &["format version 17.0", "reads 1.0"]);
+    fails(&["pack", "info", &damaged(8, "b")], 1, &["format version 17.0", "reads 1.1"]);
     fails(&["pack", "info", &damaged(50, "c")], 1, &["damaged"]);
     let codes = damaged(5000, "d");
     says(&["pack", "info", &codes]);

@@ -21,6 +21,7 @@ fn ork(args: &[&str]) -> Output {
 
 #[test]
 fn it_answers_sensibly_through_the_npu() {
+    let mut answers = std::collections::BTreeMap::new();
     for route in ["npu", "cpu", "auto"] {
         let output = ork(&[
             "run",
@@ -39,13 +40,17 @@ fn it_answers_sensibly_through_the_npu() {
             "--stats",
         ]);
         let text = String::from_utf8(output.stdout).unwrap();
-        // The CPU's own answer is for comparison: it is another path through the same model.
-        assert!(text.contains("Paris") || (route == "cpu" && text.len() > 20), "route {route}: {text}");
+        assert!(text.len() > 20, "route {route}: {text}");
         let said = String::from_utf8(output.stderr).unwrap();
-        // The prompt has more than the 32 rows from which the route auto uses the NPU.
+        // The prompt has rows enough for the NPU to be worth it.
         assert_eq!(said.contains(" programs"), route != "cpu", "route {route}: {said}");
         assert!(!said.contains(" 0 programs"), "route {route}: {said}");
+        answers.insert(route, text);
     }
+    // The CPU's own answer is for comparison: it is another path through the same model, and auto takes part of both.
+    assert!(answers["npu"].contains("Paris"), "{answers:?}");
+    let first_words = |route: &str| answers[route].split_whitespace().take(2).collect::<Vec<_>>();
+    assert!(["npu", "cpu"].iter().any(|route| first_words("auto") == first_words(route)), "{answers:?}");
 }
 
 #[test]

@@ -267,6 +267,7 @@ pub const OPTIONS: &[OptionDef] = &[
     keyed("driver.completion", "auto|seed", "How the end of a product on the NPU is known: by the kernel's word where that is enough, or by a seed"),
     keyed("driver.residency.stream", "off|auto|all", "Which weights stay in RAM and are brought to the NPU when they are used; auto: those that find no room"),
     keyed("driver.residency.backing", "copy|map", "Copy streamed weights into slots, or map them from dma-bufs"),
+    keyed("driver.residency.tiles", "in-place|copy", "Tiles of a pack: used where they lie if the kernel can, or copied into device memory as a board does"),
     keyed("driver.residency.window_bytes", "BYTES", "Device memory for streamed weights"),
     keyed("driver.residency.prefetch", "true|false", "Bring in the next streamed weight while one is used"),
     keyed("driver.verify", "off|product", "Check each row of int8 products on the CPU, for a small part of their cost"),

@@ -117,7 +117,8 @@ mod tests {
         for (x, out) in x.iter().zip(out) {
             let want = f64::from(*x) / (1.0 + (-f64::from(*x)).exp());
             let error = (f64::from(out) - want).abs();
-            assert!(error <= want.abs() * 4e-7 + 1e-37, "silu({x}) = {out}, and it is {want}");
+            // Where f32's exponential overflows the result is 0, as ggml's.
+            assert!(error <= want.abs() * 4e-7 + 1e-36, "silu({x}) = {out}, and it is {want}");
         }
     }
 
