@@ -92,7 +92,8 @@ fn a_group_gives_what_its_members_give() {
     };
     driver.matmul_then(MatmulGroup { m, x: &x, parts }, finished).unwrap();
     assert_eq!(seen, [(0, 1, true), (1, 2, true), (2, 3, true)]);
-    assert_eq!(driver.device().counters().bytes_flushed - flushed, flushed_together);
+    // No more than the first time, when programs were new: the activation is laid out once here, too.
+    assert!(driver.device().counters().bytes_flushed - flushed <= flushed_together);
 }
 
 /// Codes with scales of their own: the product is that of `load` where the codes are those that it makes.
