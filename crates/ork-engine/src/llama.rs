@@ -16,7 +16,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// llama.cpp's per-process state, initialised.
 #[derive(Debug)]
-pub(crate) struct Runtime(());
+pub(crate) struct Runtime {
+    /// What ggml's list has of ours.
+    registered: Vec<*mut ork_ggml::abi::Reg>,
+}
+
+// SAFETY: the pointers are handed back to ggml and not followed; what they name lives for ever and is only read.
+unsafe impl Send for Runtime {}
+// SAFETY: as above.
+unsafe impl Sync for Runtime {}
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
@@ -28,19 +36,26 @@ impl Runtime {
         }
         // SAFETY: not initialised, see above.
         unsafe { sys::llama_backend_init() };
-        Some(Self(()))
+        Some(Self { registered: Vec::new() })
     }
 
-    /// Makes a backend known to all models loaded later.
-    pub(crate) fn register(&self, registration: *mut ork_ggml::abi::Reg) {
+    /// Makes a backend known to all models loaded later, as long as the runtime lives.
+    pub(crate) fn register(&mut self, registration: *mut ork_ggml::abi::Reg) {
         // SAFETY: the registration and everything behind it live for ever (`OrkBackend` leaks them).
         unsafe { sys::ggml_backend_register(registration.cast()) };
+        self.registered.push(registration);
     }
 }
 
 impl Drop for Runtime {
     fn drop(&mut self) {
-        // SAFETY: models and contexts hold the engine that holds this, so none is left.
+        // Every context asks all devices of ggml's list for a stream, and has room for sixteen.
+        for registration in self.registered.drain(..) {
+            // SAFETY: registered above, and not from a library that this would close; models and contexts hold the
+            // engine that holds this, so none is left.
+            unsafe { sys::ggml_backend_unload(registration.cast()) };
+        }
+        // SAFETY: as above.
         unsafe { sys::llama_backend_free() };
         RUNNING.store(false, Ordering::SeqCst);
     }

@@ -29,7 +29,7 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // ggml never forgets a registered backend; without an accelerator it claims nothing from later engines.
+        // The runtime takes it out of ggml's list; whoever still has a pointer to it finds that it claims nothing.
         if let Some(backend) = &self.backend {
             backend.retire();
         }
@@ -45,7 +45,7 @@ impl Engine {
     /// # Errors
     /// [`EngineError::AlreadyRunning`].
     pub fn init(backend: Option<Arc<OrkBackend>>, log: LogSink) -> Result<Self, EngineError> {
-        let runtime = Runtime::start().ok_or(EngineError::AlreadyRunning)?;
+        let mut runtime = Runtime::start().ok_or(EngineError::AlreadyRunning)?;
         log::install(log);
         if let Some(backend) = &backend {
             runtime.register(backend.registration());

@@ -65,4 +65,22 @@ fn a_failed_upload_fails_the_load() {
     // Two layers of seven, without the four left out and those that see the last token only: the last layer's third
     // feed-forward matrix.
     assert_eq!(second.census().executed.matmuls, 9, "{}", second.census());
+    drop(generation);
+    drop((model, engine));
+
+    // More engines, one after the other, than a context has room for devices.
+    // SAFETY: a count of a list that only this thread changes.
+    let devices = || unsafe { llama_cpp_sys_2::ggml_backend_dev_count() };
+    let without = devices();
+    for _ in 0..20 {
+        let backend = make(Fault::default());
+        let engine = Engine::init(Some(backend), LogSink::discard()).unwrap();
+        assert_eq!(devices(), without + 1);
+        let model = load(&engine).unwrap();
+        drop(
+            Generation::new(&model, &ContextOptions { threads: Some(1), ..ContextOptions::default() })
+                .unwrap(),
+        );
+    }
+    assert_eq!(devices(), without);
 }
