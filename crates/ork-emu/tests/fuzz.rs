@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Random calls and damaged traces, for some seconds and from fixed seeds; `examples/fuzz.rs` goes on for longer.
+//! Random calls and damaged traces, for some seconds and from fixed seeds; `examples/fuzz_calls.rs` goes on for longer.
 
 mod harness;
 

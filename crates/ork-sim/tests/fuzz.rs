@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Bounded runs of what `examples/fuzz.rs` does for hours: mutated recorded programs, noise, mutated text.
+//! Bounded runs of what `examples/fuzz_programs.rs` does for hours: mutated recorded programs, noise, mutated text.
 #![allow(
     clippy::expect_used,
     missing_debug_implementations,

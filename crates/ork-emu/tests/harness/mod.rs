@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Random input for everything that reads what a program or a file brings: the calls of both drivers, the programs that
-//! jobs run, traces. The tests run it for a few seconds from fixed seeds, `examples/fuzz.rs` for as long as one likes.
+//! jobs run, traces. The tests run it for a few seconds from fixed seeds, `examples/fuzz_calls.rs` for as long as one likes.
 //!
 //! One seed is one execution: a board, some dozens of calls, and the end of all files. It must not panic, on the caller's
 //! thread or on a core's; it must end; and nothing may be left of it.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Host speed of packing beside memcpy, in one run: `cargo run --release -p ork-pack --example packing`.
+//! Host speed of packing beside memcpy, in one run: `cargo run --release -p ork-pack --example tiling`.
 //!
 //! Rates of packing count the bytes of fp16 weights that went in; the ratio compares them with bytes that memcpy
 //! reads and writes. All threads of rayon's pool, on which packing runs too.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Random input for the emulated kernel, for as long as one likes:
-//! `cargo run --release -p ork-emu --example fuzz -- --target rknpu --seconds 600 --seed 1`. Without a target each gets
+//! `cargo run --release -p ork-emu --example fuzz_calls -- --target rknpu --seconds 600 --seed 1`. Without a target each gets
 //! its turn. The exit code is 1 when a seed panics, hangs, or leaves something behind; with that seed and
 //! `--executions 1` it happens again.
 #![expect(clippy::print_stdout, clippy::exit, reason = "a tool for people")]
@@ -13,7 +13,7 @@ use std::time::Duration;
 use harness::{Budget, Target, peak_bytes, run};
 
 const USAGE: &str =
-    "fuzz [--target rknpu|rocket|trace] [--seconds N] [--executions N] [--seed S]; 60 s from seed 1";
+    "fuzz_calls [--target rknpu|rocket|trace] [--seconds N] [--executions N] [--seed S]; 60 s from seed 1";
 
 fn usage() -> ! {
     println!("{USAGE}");

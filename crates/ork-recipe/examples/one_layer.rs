@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Host speed and memory of packing and loading, on one layer of a 1.7B model (width 2048, feed-forward 6144):
-//! `cargo run --release -p ork-recipe --example packing [FOLDER] [gptq]`. FOLDER gets the packs; the default is the
+//! `cargo run --release -p ork-recipe --example one_layer [FOLDER] [gptq]`. FOLDER gets the packs; the default is the
 //! temporary folder, which should be on the disk that is to be measured.
 //!
 //! Rates count the bytes of fp16 weights. Loading is everything between a path and tensors that can be multiplied:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Long runs of mutated recorded programs, noise and mutated text against the simulator and the assembler.
 //!
-//! `cargo run --release -p ork-sim --example fuzz -- --seconds 600 --seed 1 [--target programs|noise|text]
+//! `cargo run --release -p ork-sim --example fuzz_programs -- --seconds 600 --seed 1 [--target programs|noise|text]
 //! [--once] [--memory-mib 2048] [--stall-seconds 60]`
 //!
 //! Every execution has a seed of its own, counted up from `--seed`, and can be repeated with `--once`. A watchdog ends the
