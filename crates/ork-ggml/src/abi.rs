@@ -111,6 +111,20 @@ pub struct BufferTypeI {
     pub is_host: Option<unsafe extern "C" fn(*mut BufferType) -> bool>,
 }
 
+impl BufferTypeI {
+    /// All slots null.
+    pub const EMPTY: Self = Self {
+        get_name: None,
+        alloc_buffer: None,
+        alloc_buffer_n: None,
+        get_alignment: None,
+        get_max_size: None,
+        get_alloc_size: None,
+        get_alloc_size_n: None,
+        is_host: None,
+    };
+}
+
 #[repr(C)]
 #[derive(Debug)]
 pub struct BufferType {
@@ -166,6 +180,28 @@ pub struct StreamI {
     pub graph_optimize: Slot,
 }
 
+impl StreamI {
+    /// All slots null.
+    pub const EMPTY: Self = Self {
+        get_name: None,
+        free: None,
+        set_tensor_async: None,
+        get_tensor_async: None,
+        set_tensor_2d_async: None,
+        get_tensor_2d_async: None,
+        cpy_tensor_async: None,
+        synchronize: None,
+        graph_plan_create: None,
+        graph_plan_free: None,
+        graph_plan_update: None,
+        graph_plan_compute: None,
+        graph_compute: None,
+        event_record: None,
+        event_wait: None,
+        graph_optimize: None,
+    };
+}
+
 /// ggml calls this struct `ggml_backend`; one per context, so *stream* here.
 #[repr(C)]
 #[derive(Debug)]
@@ -217,6 +253,27 @@ pub struct DeviceI {
     pub event_new: Slot,
     pub event_free: Slot,
     pub event_synchronize: Slot,
+}
+
+impl DeviceI {
+    /// All slots null.
+    pub const EMPTY: Self = Self {
+        get_name: None,
+        get_description: None,
+        get_memory: None,
+        get_type: None,
+        get_props: None,
+        init_backend: None,
+        get_buffer_type: None,
+        get_host_buffer_type: None,
+        buffer_from_host_ptr: None,
+        supports_op: None,
+        supports_buft: None,
+        offload_op: None,
+        event_new: None,
+        event_free: None,
+        event_synchronize: None,
+    };
 }
 
 #[repr(C)]

@@ -152,25 +152,18 @@ const DEVICE: abi::DeviceI = abi::DeviceI {
     get_props: Some(device_props),
     init_backend: Some(device_open_stream),
     get_buffer_type: Some(device_buffer_type),
-    get_host_buffer_type: None,
     buffer_from_host_ptr: Some(device_buffer_from_ptr),
     supports_op: Some(device_supports_op),
     supports_buft: Some(device_supports_buft),
-    offload_op: None,
-    event_new: None,
-    event_free: None,
-    event_synchronize: None,
+    ..abi::DeviceI::EMPTY
 };
 
 const BUFFER_TYPE: abi::BufferTypeI = abi::BufferTypeI {
     get_name: Some(buft_name),
     alloc_buffer: Some(buft_alloc),
-    alloc_buffer_n: None,
     get_alignment: Some(buft_alignment),
-    get_max_size: None,
-    get_alloc_size: None,
-    get_alloc_size_n: None,
     is_host: Some(buft_is_host),
+    ..abi::BufferTypeI::EMPTY
 };
 
 pub(crate) const BUFFER: abi::BufferI = abi::BufferI {
@@ -193,20 +186,8 @@ const MAPPED_BUFFER: abi::BufferI = abi::BufferI { init_tensor: Some(buffer_init
 const STREAM: abi::StreamI = abi::StreamI {
     get_name: Some(stream_name),
     free: Some(stream_free),
-    set_tensor_async: None,
-    get_tensor_async: None,
-    set_tensor_2d_async: None,
-    get_tensor_2d_async: None,
-    cpy_tensor_async: None,
-    synchronize: None,
-    graph_plan_create: None,
-    graph_plan_free: None,
-    graph_plan_update: None,
-    graph_plan_compute: None,
     graph_compute: Some(stream_compute),
-    event_record: None,
-    event_wait: None,
-    graph_optimize: None,
+    ..abi::StreamI::EMPTY
 };
 
 impl OrkBuffer {
