@@ -109,6 +109,7 @@ impl Layers {
             }
             figment = figment.merge(layer);
         }
+        let mut layer = Vec::new();
         for (name, value) in variables {
             let Some(rest) = name.to_str().and_then(|name| name.strip_prefix("ORK_")) else { continue };
             let name = format!("ORK_{rest}");
@@ -119,29 +120,11 @@ impl Layers {
             if value.trim().is_empty() {
                 return Err(ConfigError::EmptyVariable { name });
             }
-            let option = known(&rest.to_lowercase().replace("__", "."), &name)?;
-            figment = figment.merge(Layer { origin: name, key: option.key, value: parse(value) });
+            let key = rest.to_lowercase().replace("__", ".");
+            layer.push(Override { key, value: value.to_owned(), origin: name });
         }
-        let mut seen: Vec<(&'static str, &Override)> = Vec::new();
-        for one in overrides {
-            // No device is the same as no offload.
-            let cpu = one.key == "device.kind" && one.value == "cpu";
-            let option = known(if cpu { "offload.route" } else { &one.key }, &one.origin)?;
-            if let Some((key, other)) =
-                seen.iter().find(|(key, other)| *key == option.key && other.value != one.value)
-            {
-                return Err(ConfigError::Contradiction {
-                    key,
-                    first: other.origin.clone(),
-                    first_value: other.value.clone(),
-                    second: one.origin.clone(),
-                    second_value: one.value.clone(),
-                });
-            }
-            seen.push((option.key, one));
-            let origin = one.origin.clone();
-            figment = figment.merge(Layer { origin, key: option.key, value: parse(&one.value) });
-        }
+        figment = merge_one_layer(figment, &layer)?;
+        figment = merge_one_layer(figment, overrides)?;
         Ok(Self { figment })
     }
 
@@ -176,6 +159,54 @@ impl Layers {
     }
 }
 
+/// The key that a setting is about: without a device, everything stays on the CPU.
+fn meant<'k>(key: &'k str, value: &str) -> &'k str {
+    if key == DEVICE && value == "cpu" { ROUTE } else { key }
+}
+
+const DEVICE: &str = "device.kind";
+const ROUTE: &str = "offload.route";
+
+/// Adds settings of equal rank, which may not contradict each other.
+fn merge_one_layer(mut figment: Figment, layer: &[Override]) -> Result<Figment, ConfigError> {
+    let mut seen: Vec<(&'static str, &Override)> = Vec::new();
+    for one in layer {
+        let option = known(meant(&one.key, &one.value), &one.origin)?;
+        if let Some((key, other)) =
+            seen.iter().find(|(key, other)| *key == option.key && other.value != one.value)
+        {
+            return Err(ConfigError::Contradiction {
+                key,
+                first: other.origin.clone(),
+                first_value: other.value.clone(),
+                second: one.origin.clone(),
+                second_value: one.value.clone(),
+            });
+        }
+        seen.push((option.key, one));
+        let origin = one.origin.clone();
+        figment = figment.merge(Layer { origin, key: option.key, value: parse(&one.value) });
+    }
+    Ok(figment)
+}
+
+impl Config {
+    /// The settings that differ from the defaults, as `key=value`, in order of their keys.
+    #[must_use]
+    pub fn changed(&self) -> Vec<String> {
+        let (own, defaults) =
+            (Figment::from(Serialized::defaults(self)), Figment::from(Serialized::defaults(Self::default())));
+        let value = |figment: &Figment, key| figment.find_value(key).ok().as_ref().map(text);
+        let mut changed: Vec<String> = OPTIONS
+            .iter()
+            .filter(|option| value(&own, option.key) != value(&defaults, option.key))
+            .map(|option| format!("{}={}", option.key, value(&own, option.key).unwrap_or_default()))
+            .collect();
+        changed.sort();
+        changed
+    }
+}
+
 /// A TOML file that is called by its path in messages.
 struct NamedToml {
     path: PathBuf,
@@ -188,7 +219,25 @@ impl Provider for NamedToml {
     }
 
     fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
-        Toml::string(&self.text).data()
+        let mut data = Toml::string(&self.text).data()?;
+        for dict in data.values_mut() {
+            let Some(Value::Dict(_, device)) = dict.get_mut("device") else { continue };
+            let Some(value) = device.get("kind").and_then(Value::as_str).map(str::to_owned) else { continue };
+            if meant(DEVICE, &value) != ROUTE {
+                continue;
+            }
+            device.remove("kind");
+            let offload = dict.entry("offload".to_owned()).or_insert_with(|| Dict::new().into());
+            let Value::Dict(_, offload) = offload else { continue };
+            if let Some(other) = offload.get("route").and_then(Value::as_str).filter(|other| *other != value)
+            {
+                return Err(
+                    format!("{DEVICE} = {value:?} and {ROUTE} = {other:?} contradict each other").into()
+                );
+            }
+            offload.insert("route".to_owned(), value.into());
+        }
+        Ok(data)
     }
 }
 
@@ -279,6 +328,14 @@ mod tests {
     }
 
     #[test]
+    fn changed_settings_are_those_that_are_no_defaults() {
+        assert!(Config::default().changed().is_empty());
+        let overrides = [("offload.route", "npu"), ("context.threads", "3"), ("load.mmap", "true")];
+        let config = merge(&[], &overrides).unwrap().config().unwrap();
+        assert_eq!(config.changed(), ["context.threads=3", "offload.route=\"npu\""], "true is the default");
+    }
+
+    #[test]
     fn defaults_are_the_default_configuration() {
         assert_eq!(merge(&[], &[]).unwrap().config().unwrap(), Config::default());
     }
@@ -361,6 +418,38 @@ mod tests {
         assert!(text.contains("ork.toml") && text.contains("device.timeout_ms"), "{text}");
         let missing = Layers::merge(&[folder.path().join("none.toml")], std::iter::empty(), &[]);
         assert!(message(missing).contains("none.toml"));
+    }
+
+    #[test]
+    fn device_cpu_means_the_same_in_files_and_variables() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ork.toml");
+        let read = |text: &str, variables: &[(&str, &str)]| {
+            std::fs::write(&file, text).unwrap();
+            let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+            Layers::merge(std::slice::from_ref(&file), variables, &[])
+        };
+        let config = |text, variables: &[(&str, &str)]| read(text, variables).unwrap().config().unwrap();
+        for (text, variables) in [
+            ("[device]\nkind = \"cpu\"\n", &[][..]),
+            ("[device]\nkind = \"cpu\"\n[offload]\nswiglu = \"off\"\n", &[]),
+            ("[device]\nkind = \"cpu\"\n[offload]\nroute = \"cpu\"\n", &[]),
+            ("[offload]\nroute = \"npu\"\n", &[("ORK_DEVICE__KIND", "cpu")]),
+        ] {
+            let found = config(text, variables);
+            assert_eq!(
+                (found.offload.route, found.device.kind),
+                (RouteKind::Cpu, DeviceKind::Auto),
+                "{text}"
+            );
+        }
+        // A later layer has the last word.
+        let found = config("[device]\nkind = \"cpu\"\n", &[("ORK_OFFLOAD__ROUTE", "npu")]);
+        assert_eq!(found.offload.route, RouteKind::Npu);
+        let text = message(read("[device]\nkind = \"cpu\"\n[offload]\nroute = \"npu\"\n", &[]));
+        assert!(text.contains("ork.toml") && text.contains("contradict"), "{text}");
+        let text = message(read("", &[("ORK_DEVICE__KIND", "cpu"), ("ORK_OFFLOAD__ROUTE", "npu")]));
+        assert!(text.contains("ORK_DEVICE__KIND and ORK_OFFLOAD__ROUTE contradict"), "{text}");
     }
 
     #[test]
