@@ -47,7 +47,7 @@ pub enum PackError {
         what: String,
     },
     /// Made for something else than it is to be used for.
-    #[error("{} was packed for {kind} `{found}`, not `{wanted}`", path.display())]
+    #[error("{} is of {kind} `{found}`, not `{wanted}`", path.display())]
     Mismatch {
         /// Which file.
         path: PathBuf,
@@ -100,7 +100,9 @@ impl PackError {
             Self::Foreign { .. } => "name a file that ork has written",
             Self::Version { .. } => "use an ork that knows this version, or pack the model again",
             Self::Damaged { .. } => "pack the model again, or copy the file again and compare",
-            Self::Mismatch { .. } => "pack the model again for this use",
+            Self::Mismatch { .. } => {
+                "name the file that belongs to it, or delete this one and make it again (ork pack, ork calibrate)"
+            }
             Self::Busy { .. } => "wait for the other process, or end it",
             Self::OtherPlan { .. } => {
                 "finish with the first plan, or delete the journal and the partial files"

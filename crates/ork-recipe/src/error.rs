@@ -106,7 +106,9 @@ impl RecipeError {
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Unknown { .. } => "run `ork calibrate` on the model and name the file with --stats",
-            Self::Knowledge { .. } => "calibrate this model with this ork again",
+            Self::Knowledge { .. } => {
+                "statistics, guide and pack must be of this model and of these settings: name others, or make them again"
+            }
             Self::Refused { .. } => "exclude the weight (offload.exclude), or use another scheme",
             Self::NoWeights => "check the model, and the setting offload.exclude",
             Self::Quant { source, .. } => source.hint(),
