@@ -9,7 +9,7 @@ use ork_engine::quality::{
     likeness, measure,
 };
 use ork_engine::tiny::{Pooling, TinyModel, WeightType};
-use ork_engine::{ContextOptions, Engine, EngineError, LoadOptions, LogSink, Model, logits};
+use ork_engine::{CacheType, ContextOptions, Engine, EngineError, LoadOptions, LogSink, Model, logits};
 use ork_ggml::{OrkBackend, Route};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -148,7 +148,7 @@ fn divergence_is_that_of_plain_sums_from_a_model_and_from_a_file() {
     let model = shared.model("coarse.gguf", WeightType::Q4_0, Route::Cpu);
     let (its, own) = (windows(&reference), windows(&model));
     assert_eq!(its, own);
-    let source = ReferenceSource::Model { model: &reference, windows: &its };
+    let source = ReferenceSource::Model { model: &reference, windows: &its, options: &options() };
     let direct = measure(&model, &own, &options(), Some(source), &mut |_| ()).unwrap();
 
     let (mut kls, mut agreed, mut ps, mut differences) = (Vec::new(), 0, Vec::new(), Vec::new());
@@ -199,12 +199,27 @@ fn divergence_is_that_of_plain_sums_from_a_model_and_from_a_file() {
 }
 
 #[test]
+fn a_reference_keeps_its_own_cache() {
+    let (shared, _turn) = shared();
+    let model = shared.model("cache.gguf", WeightType::F32, Route::Cpu);
+    let windows = windows(&model);
+    let coarse = ContextOptions { cache_type_k: CacheType::Q8_0, ..options() };
+    let measured = |options, reference| {
+        let source = ReferenceSource::Model { model: &model, windows: &windows, options: reference };
+        let quality = measure(&model, &windows, options, Some(source), &mut |_| ()).unwrap();
+        quality.versus.unwrap().kl.value
+    };
+    assert_eq!(measured(&coarse, &coarse), 0.0);
+    assert!(measured(&coarse, &options()) > 1e-9, "the cache's type shows");
+}
+
+#[test]
 fn the_accelerators_route_is_seen() {
     let (shared, _turn) = shared();
     let cpu = shared.model("cpu.gguf", WeightType::F32, Route::Cpu);
     let npu = shared.model("npu.gguf", WeightType::F32, Route::Npu);
     let windows = windows(&cpu);
-    let source = ReferenceSource::Model { model: &cpu, windows: &windows };
+    let source = ReferenceSource::Model { model: &cpu, windows: &windows, options: &options() };
     let quality = measure(&npu, &windows, &options(), Some(source), &mut |_| ()).unwrap();
     let kl = quality.versus.unwrap().kl.value;
     assert!((1e-12..1e-2).contains(&kl), "{kl}");
@@ -282,7 +297,7 @@ fn what_cannot_be_measured_is_refused() {
     assert_eq!(all.count(), model.tokenize(&text()).unwrap().len() / 64);
     // Another cut of the same text is no reference.
     let windows = windows(&model);
-    let source = ReferenceSource::Model { model: &model, windows: &all };
+    let source = ReferenceSource::Model { model: &model, windows: &all, options: &options() };
     let refused: Result<Quality, _> = measure(&model, &windows, &options(), Some(source), &mut |_| ());
     assert!(matches!(refused, Err(EngineError::NotComparable { .. })));
 }

@@ -47,12 +47,14 @@ pub struct Pace {
 /// Where the reference's distributions come from.
 #[derive(Debug)]
 pub enum ReferenceSource<'a> {
-    /// Computed alongside, window by window, in a context with the same options.
+    /// Computed alongside, window by window.
     Model {
         /// The reference.
         model: &'a Model,
         /// The same text in its own tokens, which must be the same tokens.
         windows: &'a Windows,
+        /// Of its context, which may have a cache of another type.
+        options: &'a ContextOptions,
     },
     /// Kept by [`keep_reference`].
     File(&'a mut ReferenceFile),
@@ -74,7 +76,7 @@ pub fn measure(
     progress: &mut dyn FnMut(Pace),
 ) -> Result<Quality, EngineError> {
     let mut evaluator = Evaluator::open(model, windows, options)?;
-    let mut against = reference.map(|reference| Against::open(reference, windows, options)).transpose()?;
+    let mut against = reference.map(|reference| Against::open(reference, windows)).transpose()?;
     let (mut nll, mut host) = (Moments::default(), Duration::ZERO);
     for index in 0..windows.count() {
         let started = Instant::now();
@@ -187,17 +189,15 @@ enum Source<'a> {
 }
 
 impl<'a> Against<'a> {
-    fn open(
-        reference: ReferenceSource<'a>,
-        windows: &Windows,
-        options: &ContextOptions,
-    ) -> Result<Self, EngineError> {
+    fn open(reference: ReferenceSource<'a>, windows: &Windows) -> Result<Self, EngineError> {
         let not = |why: &str| Err(EngineError::NotComparable { why: why.to_owned() });
         let source = match reference {
             ReferenceSource::Model { windows: its, .. } if its != windows => {
                 return not("model and reference cut the text into different tokens");
             }
-            ReferenceSource::Model { model, .. } => Source::Model(Evaluator::open(model, windows, options)?),
+            ReferenceSource::Model { model, options, .. } => {
+                Source::Model(Evaluator::open(model, windows, options)?)
+            }
             ReferenceSource::File(file) if file.identity().windows_digest != windows.digest() => {
                 return not("the reference file is of another text, other tokens or other windows");
             }
