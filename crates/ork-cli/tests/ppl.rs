@@ -279,6 +279,17 @@ fn encoders_are_judged_by_their_vectors() {
     assert!(cosine(0) > 0.999_999 && cosine(1) < cosine(2) && cosine(2) < cosine(0), "{report}");
     assert_eq!(report["rows"][2]["npu_products"], 2 * 15);
     assert!(std::fs::read_to_string(folder.path("e.md")).unwrap().contains("| coarse |"));
+    let one = [
+        "--embeddings",
+        "--against",
+        "pooled.gguf",
+        "--row",
+        "same=pooled.gguf",
+        "--row",
+        "coarse=coarse.gguf",
+    ];
+    let table = succeeds(&folder.ppl(&[&one[..], &["--only", "coarse"]].concat()));
+    assert!(table.contains("coarse") && !table.contains("same"), "{table}");
     fails(&folder.ppl(&["--embeddings", "-m", "pooled.gguf"]), 2, &["--against"]);
     fails(&folder.ppl(&["--embeddings", "-m", "f32.gguf", "--against", "f32.gguf"]), 1, &["embedding"]);
 }

@@ -65,6 +65,14 @@ pub struct Executed {
     pub weights: BTreeMap<String, WeightUse>,
 }
 
+impl Executed {
+    /// Matmuls that the accelerator computed.
+    #[must_use]
+    pub fn on_accelerator(&self) -> u64 {
+        self.matmuls - self.software - self.experts.cold
+    }
+}
+
 /// Use of the matrices of stacks: experts, as a rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertUse {
@@ -106,6 +114,8 @@ pub struct WeightUse {
     pub m_max: u64,
     /// Of `matmuls`: those by four-bit codes on the CPU.
     pub cold: u64,
+    /// Bytes of it where it was multiplied last: on the accelerator, or, of a cold expert, in the host's memory.
+    pub bytes: u64,
 }
 
 /// Weights held.
@@ -288,6 +298,8 @@ pub(crate) struct MatMulRecord<'a> {
     pub(crate) m: usize,
     pub(crate) op: &'a str,
     pub(crate) verdict: Verdict,
+    /// Of the weight, as it was multiplied.
+    pub(crate) bytes: u64,
 }
 
 impl Counters {
@@ -378,6 +390,7 @@ impl Counters {
                 if let Some(weight) = c.executed.weights.get_mut(record.weight) {
                     weight.matmuls += 1;
                     weight.cold += cold;
+                    weight.bytes = record.bytes;
                     weight.rows += m;
                     weight.m_min = weight.m_min.min(m);
                     weight.m_max = weight.m_max.max(m);
@@ -505,8 +518,16 @@ mod tests {
         let counters = Counters::default();
         let verdict =
             Verdict { npu_us: None, cpu_us: 1.0, place: Place::Npu, why: crate::routing::Why::Route };
-        let record =
-            |weight, m| MatMulRecord { weight, type_name: "q8_0", k: 64, n: 32, m, op: "MUL_MAT", verdict };
+        let record = |weight, m| MatMulRecord {
+            weight,
+            type_name: "q8_0",
+            k: 64,
+            n: 32,
+            m,
+            op: "MUL_MAT",
+            verdict,
+            bytes: 2048,
+        };
         counters.submission(&[record("blk.0.a.weight", 3), record("blk.1.a.weight", 5)]);
         counters.submission(&[record("blk.0.a.weight", 40)]);
         let table = counters.snapshot().table();

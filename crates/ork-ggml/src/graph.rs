@@ -261,6 +261,7 @@ fn run_part(
             m,
             op,
             verdict: verdict_of(backend, weight, m),
+            bytes: weight.bytes(),
         })
         .collect();
     backend.counters().submission(&records);

@@ -56,6 +56,15 @@ impl Weight {
         }
     }
 
+    /// Bytes of it where it is multiplied.
+    pub(crate) fn bytes(&self) -> u64 {
+        match &self.held {
+            Held::Accelerator(loaded) => loaded.device_bytes(),
+            Held::Cold(codes) => codes.bytes() as u64,
+            Held::Software(_) => self.stored.bytes,
+        }
+    }
+
     /// What `m` rows cost on either side.
     pub(crate) fn question(&self, m: usize) -> Question {
         Question {

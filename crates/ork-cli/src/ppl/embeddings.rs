@@ -4,14 +4,15 @@
 use std::fmt::Write;
 
 use ork_config::RouteKind;
-use ork_corpus::Excerpt;
+use ork_corpus::{Excerpt, Origin};
 use ork_engine::quality::{Likeness, likeness};
 use ork_ggml::Route;
+use ork_pack::Pack;
 use serde::{Deserialize, Serialize};
 
-use super::report::{Computed, Size, Text};
+use super::report::{Calibration, Computed, Size, Text};
 use super::rows::Row;
-use super::run::whereabouts;
+use super::run::{calibration, pack_of, stored_bytes, whereabouts};
 use super::{PplArgs, Task, write};
 use crate::failure::{Failure, print};
 use crate::progress;
@@ -41,6 +42,7 @@ struct Line {
     device: String,
     npu_products: u64,
     size: Size,
+    calibration: Calibration,
     note: Option<String>,
     likeness: Likeness,
 }
@@ -63,8 +65,8 @@ pub(crate) fn run(args: &PplArgs, task: &Task, excerpt: &Excerpt<'_>) -> Result<
         reference: reference.name.clone(),
         rows: Vec::new(),
     };
-    for row in &task.rows {
-        report.rows.push(line(args, row, reference, &sentences)?);
+    for row in task.rows.iter().filter(|row| args.wants(row)) {
+        report.rows.push(line(args, row, reference, &sentences, &excerpt.origin())?);
         if let Some(path) = &args.json {
             let json = serde_json::to_string_pretty(&report);
             write(path, &(json.map_err(|error| Failure::usage(error.to_string()))? + "\n"))?;
@@ -77,7 +79,13 @@ pub(crate) fn run(args: &PplArgs, task: &Task, excerpt: &Excerpt<'_>) -> Result<
     print(&(head(&report) + &table(&report).text()))
 }
 
-fn line(args: &PplArgs, row: &Row, reference: &Row, sentences: &[&str]) -> Result<Line, Failure> {
+fn line(
+    args: &PplArgs,
+    row: &Row,
+    reference: &Row,
+    sentences: &[&str],
+    evaluated: &Origin,
+) -> Result<Line, Failure> {
     let mut config = args.settings.config_with(&row.overrides()?)?;
     let npu_wanted = config.offload.route != RouteKind::Cpu;
     if npu_wanted {
@@ -102,7 +110,9 @@ fn line(args: &PplArgs, row: &Row, reference: &Row, sentences: &[&str]) -> Resul
     let likeness =
         likeness(&model, &its, sentences, &config.context, &mut |done| bar.set_position(done as u64))?;
     bar.finish_and_clear();
-    let (computed, device, npu_products, bytes) = whereabouts(&session, &model);
+    let (computed, device, npu_products) = whereabouts(&session);
+    let pack = pack_of(row, &config).map(|path| Pack::open_any(&path)).transpose()?;
+    let bytes = stored_bytes(&session, &model, pack.as_ref());
     if npu_wanted && npu_products == 0 {
         let message = format!("row {}: the NPU computed nothing, although it was asked to", row.name);
         return Err(Failure::Failed { code: 1, message, hint: None });
@@ -114,6 +124,7 @@ fn line(args: &PplArgs, row: &Row, reference: &Row, sentences: &[&str]) -> Resul
         device,
         npu_products,
         size: Size::of(bytes, model.info().parameters),
+        calibration: calibration(row, &config, evaluated)?,
         note: row.note.clone(),
         likeness,
     })
@@ -151,6 +162,7 @@ fn table(report: &Report) -> Table {
         "least cosine",
         "median product error",
         "worst product error",
+        "calibrated on",
         "CPU host s",
         "simulating host s",
         "NPU host s",
@@ -172,6 +184,7 @@ fn table(report: &Report) -> Table {
             errors
                 .last()
                 .map_or_else(|| BLANK.to_owned(), |one| format!("{:.4} ({})", one.relative, one.weight)),
+            line.calibration.label().to_owned(),
         ];
         for computed in [Computed::Cpu, Computed::SimulatedNpu, Computed::Npu] {
             row.push(if line.computed == computed { format!("{host_seconds:.1}") } else { BLANK.to_owned() });

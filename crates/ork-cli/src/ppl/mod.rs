@@ -101,6 +101,13 @@ struct Task {
     plan: WindowPlan,
 }
 
+impl PplArgs {
+    /// Whether a row is to be evaluated.
+    fn wants(&self, row: &Row) -> bool {
+        self.only.is_empty() || self.only.contains(&row.name)
+    }
+}
+
 impl Task {
     /// The command line over the file of rows.
     fn of(args: &PplArgs) -> Result<Self, Failure> {
@@ -184,8 +191,7 @@ pub(crate) fn run(args: &PplArgs) -> Result<(), Failure> {
         write(path, &excerpt.text())?;
     }
     // Whatever is wrong with a row is found before the first one takes its minutes.
-    let wanted = |row: &Row| args.only.is_empty() || args.only.contains(&row.name);
-    for row in task.rows.iter().filter(|row| wanted(row)).chain(&task.reference) {
+    for row in task.rows.iter().filter(|row| args.wants(row)).chain(&task.reference) {
         ork_engine::inspect(&row.model)?;
         let config = args.settings.config_with(&row.overrides()?)?;
         let calibration = run::calibration(row, &config, &origin)?;
@@ -209,7 +215,7 @@ pub(crate) fn run(args: &PplArgs) -> Result<(), Failure> {
     let mut runner = run::Runner::new(&task, &args.settings, &text, &origin, args.reference_file.clone())?;
     report.reference = runner.reference_line()?;
     for (number, row) in task.rows.iter().enumerate() {
-        if !wanted(row) {
+        if !args.wants(row) {
             if let Some(line) = runner.finished(row, &report) {
                 report.add(line);
             }

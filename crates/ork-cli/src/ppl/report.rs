@@ -72,10 +72,11 @@ impl Computed {
     }
 }
 
-/// Size of the weights where they are multiplied.
+/// Size of the weights as they are stored for who multiplies by them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Size {
-    /// Bytes: as the file has them on the CPU, as they lie in its memory (padding and scales included) on the NPU.
+    /// Bytes: as the model file has them for the CPU; as a pack has them for the NPU, or, without one, as they lie in its
+    /// memory (padding and scales included).
     pub(crate) bytes: u64,
     /// 8 × bytes / parameters.
     pub(crate) bits_per_weight: f64,
@@ -106,7 +107,7 @@ pub(crate) enum Calibration {
 
 impl Calibration {
     /// For the table.
-    fn label(&self) -> &'static str {
+    pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Unrecorded => "UNKNOWN TEXT",
@@ -312,8 +313,8 @@ impl Report {
         let _ = writeln!(
             out,
             "\n± is one standard error, positions taken as independent; that of the ratio is of the paired difference. KLD is \
-             KL(reference ‖ row) in nats. Bits per weight are of all weights as they are multiplied: the file's on the CPU, \
-             what lies in its memory on the NPU. Host seconds are this machine's and say nothing about a board: measured for \
+             KL(reference ‖ row) in nats. Bits per weight are of all weights as they are stored: in the model file for the \
+             CPU; in the pack for the NPU, or, without one, in its memory (where a pack's four bits take eight). Host seconds are this machine's and say nothing about a board: measured for \
              rows of the CPU, spent on simulating for rows of the simulated NPU; other programs ran beside them."
         );
         out

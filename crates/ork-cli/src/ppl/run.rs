@@ -10,9 +10,9 @@ use ork_corpus::{Corpus, Origin};
 use ork_engine::quality::{
     Pace, ReferenceFile, ReferenceIdentity, ReferenceSource, WindowPlan, Windows, keep_reference, measure,
 };
-use ork_engine::{Model, type_bytes};
+use ork_engine::{ContextOptions, Model, type_bytes};
 use ork_ggml::{Absent, ModelPack, PackChoice, Route};
-use ork_pack::{Pack, TensorEntry};
+use ork_pack::Pack;
 
 use super::Task;
 use super::report::{Calibration, Computed, Line, Reference, Report, Size};
@@ -23,7 +23,7 @@ use crate::progress;
 use crate::session::{Log, Session};
 
 /// The pack that a row is run from, if it is.
-fn pack_of(row: &Row, config: &Config) -> Option<PathBuf> {
+pub(crate) fn pack_of(row: &Row, config: &Config) -> Option<PathBuf> {
     if config.offload.route == RouteKind::Cpu {
         return None;
     }
@@ -140,9 +140,9 @@ impl<'t> Runner<'t> {
         let model = session.load(&row.model, &config)?;
         let windows = Windows::of(&model, self.text, &self.plan)?;
         let mut kept = match (self.reference.clone(), &self.file) {
-            (Some((reference, _)), Some(path)) => {
+            (Some((reference, config)), Some(path)) => {
                 let path = path.clone();
-                Some(ReferenceFile::open(&path, &self.identity(&reference, &windows)?)?)
+                Some(ReferenceFile::open(&path, &self.identity(&reference, &config, &windows)?)?)
             }
             _ => None,
         };
@@ -150,22 +150,22 @@ impl<'t> Runner<'t> {
             (Some((reference, config)), None) => Some(self.load_reference(&session, reference, config)?),
             _ => None,
         };
-        let source = match (&alongside, &mut kept) {
-            (Some((model, windows)), _) => Some(ReferenceSource::Model { model, windows }),
-            (None, Some(file)) => Some(ReferenceSource::File(file)),
-            (None, None) => None,
+        let source = match (&alongside, &self.reference, &mut kept) {
+            (Some((model, windows)), Some((_, config)), _) => {
+                Some(ReferenceSource::Model { model, windows, options: &config.context })
+            }
+            (_, _, Some(file)) => Some(ReferenceSource::File(file)),
+            (_, _, None) => None,
         };
         let mut bar = Bar::new("evaluating");
         let quality = measure(&model, &windows, &config.context, source, &mut |pace| bar.show(pace))?;
 
-        let (computed, device, npu_products, mut bytes) = whereabouts(&session, &model);
+        let pack =
+            pack_of(row, &config).map(|path| Ok::<_, Failure>((Pack::open_any(&path)?, path))).transpose()?;
+        let (computed, device, npu_products) = whereabouts(&session);
+        let bytes = stored_bytes(&session, &model, pack.as_ref().map(|(pack, _)| pack));
         let mut scheme = row.scheme.clone();
-        if let (Some(path), Some(npu)) = (pack_of(row, &config), &session.npu) {
-            let pack = Pack::open_any(&path)?;
-            let stored: u64 =
-                pack.entries().flat_map(TensorEntry::sections).map(|section| section.bytes).sum();
-            // What is stored, which is less than what stored int4 takes on the device.
-            bytes = bytes.saturating_sub(npu.backend.census().holding.live_device_bytes) + stored;
+        if let Some((pack, path)) = pack {
             scheme.get_or_insert_with(|| ModelPack::new(pack, path, Absent::Convert).schemes());
         }
         if config.offload.route != RouteKind::Cpu && npu_products == 0 {
@@ -202,15 +202,27 @@ impl<'t> Runner<'t> {
         let session = Session::start(&config, Log::Quiet)?;
         let model = session.load(&row.model, &config)?;
         let windows = Windows::of(&model, self.text, &self.plan)?;
-        let identity = self.identity(&row, &windows)?;
+        let identity = self.identity(&row, &config, &windows)?;
         eprintln!("  keeping the reference in {}: {} MB", path.display(), identity.data_bytes() / 1_000_000);
         let mut bar = Bar::new("reference");
         keep_reference(&model, &windows, &config.context, &path, &identity, &mut |pace| bar.show(pace))?;
         Ok(())
     }
 
-    fn identity(&mut self, reference: &Row, windows: &Windows) -> Result<ReferenceIdentity, Failure> {
-        Ok(ReferenceIdentity::of(file_name(&reference.model), self.digest(&reference.model)?, windows))
+    fn identity(
+        &mut self,
+        reference: &Row,
+        config: &Config,
+        windows: &Windows,
+    ) -> Result<ReferenceIdentity, Failure> {
+        let digest = self.reference_digest(reference, config)?;
+        Ok(ReferenceIdentity::of(file_name(&reference.model), digest, windows))
+    }
+
+    /// Of everything that a reference's distributions depend on, besides the text.
+    fn reference_digest(&mut self, reference: &Row, config: &Config) -> Result<String, Failure> {
+        let context = ContextOptions { threads: None, ..config.context.clone() };
+        hash_of(&(self.digest(&reference.model)?, context, &config.load))
     }
 
     /// Loads the reference beside a row's model.
@@ -237,7 +249,7 @@ impl<'t> Runner<'t> {
     /// Of everything that a row's numbers depend on.
     fn key(&mut self, row: &Row, config: &Config, digest: &str) -> Result<String, Failure> {
         let reference = match self.reference.clone() {
-            Some((row, _)) => Some(self.digest(&row.model)?),
+            Some((row, config)) => Some(self.reference_digest(&row, &config)?),
             None => None,
         };
         let pack = pack_of(row, config).map(|path| self.digest(&path)).transpose()?;
@@ -246,12 +258,11 @@ impl<'t> Runner<'t> {
         let Origin { document, part, rule, .. } = self.origin;
         let everything = (
             (digest, pack, reference),
-            (device, offload, driver, load, context),
+            (device, offload, driver, load, ContextOptions { threads: None, ..context.clone() }),
             (document, part, rule, self.plan),
             env!("CARGO_PKG_VERSION"),
         );
-        let bytes = serde_json::to_vec(&everything).map_err(|error| Failure::usage(error.to_string()))?;
-        Ok(blake3::hash(&bytes).to_hex().to_string())
+        hash_of(&everything)
     }
 
     fn digest(&mut self, path: &Path) -> Result<String, Failure> {
@@ -267,21 +278,40 @@ impl<'t> Runner<'t> {
     }
 }
 
-/// Who computed, on what, how many products, and the bytes of the weights where they were multiplied.
-pub(crate) fn whereabouts(session: &Session, model: &Model) -> (Computed, String, u64, u64) {
-    let file_bytes = model.info().tensor_bytes;
-    let Some(npu) = &session.npu else { return (Computed::Cpu, "CPU".to_owned(), 0, file_bytes) };
-    let device = npu.driver.device();
-    let census = npu.backend.census();
-    let executed = census.executed.matmuls - census.executed.software;
-    if executed == 0 {
-        return (Computed::Cpu, "CPU".to_owned(), 0, file_bytes);
+fn hash_of(of: &impl serde::Serialize) -> Result<String, Failure> {
+    let bytes = serde_json::to_vec(of).map_err(|error| Failure::usage(error.to_string()))?;
+    Ok(blake3::hash(&bytes).to_hex().to_string())
+}
+
+/// Who computed, on what, and how many products an NPU did.
+pub(crate) fn whereabouts(session: &Session) -> (Computed, String, u64) {
+    let on_npu = session.npu.as_ref().map(|npu| (npu, npu.backend.census().executed.on_accelerator()));
+    match on_npu {
+        None | Some((_, 0)) => (Computed::Cpu, "CPU".to_owned(), 0),
+        Some((npu, products)) => {
+            let device = npu.driver.device();
+            let computed = if device.board().is_some() { Computed::SimulatedNpu } else { Computed::Npu };
+            (computed, device.describe().to_owned(), products)
+        }
     }
-    let moved: u64 =
-        census.executed.weights.values().filter_map(|one| type_bytes(&one.type_name, one.k * one.n)).sum();
-    let bytes = file_bytes.saturating_sub(moved) + census.holding.live_device_bytes;
-    let computed = if device.board().is_some() { Computed::SimulatedNpu } else { Computed::Npu };
-    (computed, device.describe().to_owned(), executed, bytes)
+}
+
+/// Bytes of a model's weights as they are stored for who multiplied by them: in the pack, or else as the backend holds
+/// them; the others as the model file has them.
+pub(crate) fn stored_bytes(session: &Session, model: &Model, pack: Option<&Pack>) -> u64 {
+    let mut bytes = model.info().tensor_bytes;
+    let Some(npu) = &session.npu else { return bytes };
+    let packed: HashMap<&str, u64> = pack
+        .into_iter()
+        .flat_map(Pack::entries)
+        .map(|entry| (entry.name.as_str(), entry.sections().map(|section| section.bytes).sum()))
+        .collect();
+    for (name, weight) in &npu.backend.census().executed.weights {
+        let Some(in_file) = type_bytes(&weight.type_name, weight.k * weight.n) else { continue };
+        let held = packed.get(name.as_str()).copied().filter(|_| weight.cold == 0);
+        bytes = bytes.saturating_sub(in_file) + held.unwrap_or(weight.bytes);
+    }
+    bytes
 }
 
 /// The type of most tensors of a model, as the file has it.
