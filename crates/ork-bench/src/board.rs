@@ -30,6 +30,8 @@ pub struct Clock {
     pub cpus: Vec<u32>,
     /// Who sets it.
     pub governor: Option<String>,
+    /// The cpufreq driver below the governor, which may give its name another meaning; `None` for other kinds.
+    pub driver: Option<String>,
     /// Now, in Hz.
     pub current_hz: Option<u64>,
     /// Most that the governor may set, in Hz.
@@ -134,6 +136,9 @@ impl Objection {
 
 /// Governors that keep a clock at its minimum whatever the load.
 const PARKING: [&str; 1] = ["powersave"];
+/// Drivers whose own governor of that name follows the load (kernel documentation, admin-guide/pm/intel_pstate and
+/// amd-pstate, active mode).
+const FOLLOWING: [&str; 2] = ["intel_pstate", "amd-pstate-epp"];
 /// A clock within 2 % of its maximum is at it: drivers report what the divider gives.
 const AT_MAXIMUM: f64 = 0.98;
 
@@ -154,6 +159,7 @@ impl Clock {
             kind: ClockKind::Cpu,
             cpus: cpus.split_whitespace().filter_map(|cpu| cpu.parse().ok()).collect(),
             governor: sysfs.text(&format!("{source}/scaling_governor")),
+            driver: sysfs.text(&format!("{source}/scaling_driver")),
             // The first is what the hardware says, and often only root may read it.
             current_hz: khz("cpuinfo_cur_freq").or_else(|| khz("scaling_cur_freq")),
             limit_hz: khz("scaling_max_freq"),
@@ -170,6 +176,7 @@ impl Clock {
             kind,
             cpus: Vec::new(),
             governor: sysfs.text(&format!("{source}/governor")),
+            driver: None,
             current_hz: hz("cur_freq"),
             limit_hz: hz("max_freq"),
             hardware_hz: steps.split_whitespace().filter_map(|step| step.parse().ok()).max(),
@@ -198,7 +205,8 @@ impl Clock {
         };
         let source = &self.source;
         let remedy = format!("echo performance | sudo tee /sys/{source}/{governor_file}");
-        if let Some(governor) = self.governor.as_ref().filter(|g| PARKING.contains(&g.as_str())) {
+        let follows = self.driver.as_ref().is_some_and(|driver| FOLLOWING.contains(&driver.as_str()));
+        if let Some(governor) = self.governor.as_ref().filter(|g| !follows && PARKING.contains(&g.as_str())) {
             return Some(Objection::Parked { clock, governor: governor.clone(), remedy });
         }
         let hardware_hz = self.hardware_hz.or(self.limit_hz)?;

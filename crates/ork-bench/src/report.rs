@@ -12,7 +12,7 @@ use crate::{BoardState, Comparison, Null, Objection, Placement, Spread};
 /// What kind of file it is.
 pub const SCHEMA: &str = "ork-bench";
 /// Version of the fields: a field that is renamed, removed or means something else raises it.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// What was timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -65,6 +65,9 @@ pub struct NpuPart {
     /// Of that, in the NPU or its model: while any core computed on a simulated one, from submit to completion on a real
     /// one.
     pub npu_s: f64,
+    /// Of that, below the ioctl of an emulated board, in seconds: `npu_s`, and what its kernel does, which copies bytes
+    /// where silicon has caches. On a real board `npu_s` again.
+    pub below_ioctl_s: f64,
     /// Modelled time of the programs and their submits on an RK3588, in microseconds: of one run, without host work.
     pub modelled_us: f64,
     /// Host time of quantising, in seconds; bringing activations into bases of weights included.
@@ -100,7 +103,7 @@ pub struct Row {
     pub model_bytes: u64,
     /// Who multiplies.
     pub route: String,
-    /// Settings that the arm replaces, as `key=value`.
+    /// Settings that differ from the defaults, as `key=value`, in order of their keys.
     pub settings: Vec<String>,
     /// Threads of llama.cpp; `None` for as many as there are CPUs.
     pub threads: Option<u32>,
@@ -142,12 +145,12 @@ impl Row {
         if self.provenance == provenance { self.speed() } else { None }
     }
 
-    /// Share of the run that the backend took outside the NPU or its model.
+    /// Share of the run that the backend took outside the NPU, or above the ioctl of an emulated one.
     #[must_use]
     pub fn overhead(&self) -> Option<f64> {
         let part = self.npu.as_ref()?;
         let all: f64 = self.seconds().iter().sum();
-        (all > 0.0).then(|| (part.backend_s - part.npu_s).max(0.0) / all)
+        (all > 0.0).then(|| (part.backend_s - part.below_ioctl_s).max(0.0) / all)
     }
 
     /// This row against another of the same test.
@@ -272,12 +275,17 @@ impl Report {
                 return Err(AgainstError::Provenance { arm: row.arm.clone(), test: row.test.to_string() });
             }
             against.comparisons.extend(row.against(old, "the earlier run"));
+            against.note_differences(row, old);
         }
         if against.comparisons.is_empty() {
             return Err(AgainstError::Nothing);
         }
         if self.host != earlier.host {
             against.notes.push("the earlier run was on another machine, kernel or set of CPUs".to_owned());
+        }
+        if self.objections.is_empty() != earlier.objections.is_empty() {
+            let one = if self.objections.is_empty() { "the earlier run" } else { "this run" };
+            against.notes.push(format!("{one} was forced although its clocks were not as they should be"));
         }
         against.notes.push(
             "runs of different times have no common order: what changed on the machine in between is in the ratio"
@@ -294,6 +302,30 @@ pub struct Against {
     pub comparisons: Vec<Comparison>,
     /// What a reader must know.
     pub notes: Vec<String>,
+}
+
+impl Against {
+    /// Notes what two rows of the same arm were measured with, where it differs; once for all tests.
+    fn note_differences(&mut self, row: &Row, old: &Row) {
+        let threads = |row: &Row| {
+            row.threads.map_or_else(|| "as many as CPUs".to_owned(), |threads| threads.to_string())
+        };
+        let settings = |row: &Row| match row.settings.join(", ") {
+            none if none.is_empty() => "the defaults".to_owned(),
+            some => some,
+        };
+        for (what, now, then) in [
+            ("route", row.route.clone(), old.route.clone()),
+            ("threads", threads(row), threads(old)),
+            ("device", row.device.clone(), old.device.clone()),
+            ("settings", settings(row), settings(old)),
+        ] {
+            let note = format!("{}: {what} now {now}, in the earlier run {then}", row.arm);
+            if now != then && !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
+        }
+    }
 }
 
 /// Reports that cannot be compared.

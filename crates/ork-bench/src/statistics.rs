@@ -65,6 +65,8 @@ pub struct Null {
     pub twins: f64,
 }
 
+/// Runs of a twin from which a null can be told: two single runs are often alike by chance.
+const RUNS_MIN: usize = 2;
 /// Share of the splits that stay within the spread.
 const WITHIN: f64 = 0.95;
 /// Halves of at most this size are split in every way; for more there are too many.
@@ -73,13 +75,16 @@ const ALL_SPLITS_MAX: usize = 7;
 const DRAWN: usize = 4096;
 
 impl Null {
-    /// From the times of both twins, in any one unit; `None` if one has none or a time is not positive.
+    /// From the times of both twins, in any one unit; `None` if one has fewer than two or a time is not positive.
     #[must_use]
     pub fn of(a: &[f64], b: &[f64]) -> Option<Self> {
         let logs = |times: &[f64]| -> Option<Vec<f64>> {
             times.iter().map(|time| (*time > 0.0 && time.is_finite()).then(|| time.ln())).collect()
         };
         let (a, b) = (logs(a)?, logs(b)?);
+        if a.len().min(b.len()) < RUNS_MIN {
+            return None;
+        }
         let twins = median(&a)? - median(&b)?;
         let half = a.len();
         let all: Vec<f64> = a.into_iter().chain(b).collect();
@@ -149,8 +154,9 @@ mod tests {
         assert!((null.spread - (1.2_f64 / 1.05).ln()).abs() < 1e-12, "{null:?}");
         assert!((null.twins - 1.1 / 1.15).abs() < 1e-12);
         assert_eq!(Null::of(&[2.0, 2.0], &[2.0, 2.0]).unwrap().spread, 0.0);
-        assert_eq!(Null::of(&[1.0], &[]), None);
-        assert_eq!(Null::of(&[1.0], &[0.0]), None);
+        assert_eq!(Null::of(&[1.0, 1.0], &[]), None);
+        assert_eq!(Null::of(&[1.0, 1.0], &[1.0, 0.0]), None);
+        assert_eq!(Null::of(&[1.0], &[1.0]), None, "one run of each says nothing");
     }
 
     #[test]

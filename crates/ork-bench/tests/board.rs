@@ -75,6 +75,7 @@ fn all_is_read() {
         source: "class/devfreq/fdab0000.npu".into(),
         cpus: vec![],
         governor: Some("performance".into()),
+        driver: None,
         current_hz: Some(1_000_000_000),
         limit_hz: Some(1_000_000_000),
         hardware_hz: Some(1_000_000_000),
@@ -137,6 +138,13 @@ fn parked_limited_and_low_clocks_are_objected_to() {
     assert!(limited.remedy().starts_with("echo 2352000 |"), "{}", limited.remedy());
     // Where nobody knows which CPUs are used, all count.
     assert!(one(&format!("{policy}0/scaling_governor"), "powersave", &Units::default()).is_some());
+    // Where the governor of this name follows the load, it parks nothing.
+    let tree = Tree::rk3588();
+    tree.write(&format!("{policy}6/scaling_governor"), "powersave");
+    for (driver, objections) in [("cpufreq-dt", 1), ("intel_pstate", 0), ("amd-pstate-epp", 0)] {
+        tree.write(&format!("{policy}6/scaling_driver"), driver);
+        assert_eq!(tree.state().objections(&fast()).len(), objections, "{driver}");
+    }
     // A divider that does not hit the number.
     assert_eq!(one(&format!("{policy}6/scaling_cur_freq"), "2290000", &fast()), None);
 }

@@ -84,6 +84,7 @@ fn cpu_and_npu_in_one_run() {
         assert_eq!(npu.products, evaluations * TinyModel::default().matmuls_per_evaluation());
         assert!(npu.programs >= npu.products && npu.modelled_us > 0.0);
         assert!(npu.npu_s > 0.0 && npu.npu_s <= npu.submit_s && npu.submit_s <= npu.backend_s, "{npu:?}");
+        assert!(npu.npu_s <= npu.below_ioctl_s && npu.below_ioctl_s <= npu.backend_s, "{npu:?}");
         assert!(npu.backend_s <= row.seconds().iter().sum::<f64>());
         assert!((0.0..1.0).contains(&row.overhead().unwrap()));
     }
@@ -105,6 +106,10 @@ fn cpu_and_npu_in_one_run() {
     for word in ["measured", "with simulated NPU", "modelled", "A/A null", "DRAM clock: unknown", "backend"] {
         assert!(again.contains(word), "{word}: {again}");
     }
+    assert!(!against.contains("settings now"), "{again}");
+    let other = ["--set", "driver.verify=product", "--against", "old.json"];
+    let other = text(&folder.bench(&[&SHORT[..], &other].concat()));
+    assert!(other.contains("NPU: settings now") && other.contains("driver.verify=\"product\""), "{other}");
     let error = error(&folder.bench(&[&SHORT[..], &["--against", "tiny.gguf"]].concat()));
     assert!(error.contains("tiny.gguf"), "{error}");
 }
@@ -115,7 +120,7 @@ fn arms_that_differ_in_any_setting() {
     let arms =
         ["three:route=npu", "one:route=npu,device.cores=1", "cpu:route=cpu", "idle:offload.exclude=[\"*\"]"];
     let arms = arms.map(|arm| ["--arm", arm]).concat();
-    let short = ["-m", "tiny.gguf", "-p", "0", "-n", "2", "-r", "1", "--warmup", "0", "-t1", "-o"];
+    let short = ["-m", "tiny.gguf", "-p", "0", "-n", "2", "-r", "2", "--warmup", "0", "-t1", "-o"];
     let report = text(&folder.bench(&[&short[..], &["json"], &arms].concat()));
     std::fs::write(folder.path("report.json"), report).unwrap();
     let report = Report::read(&folder.path("report.json")).unwrap();
@@ -128,7 +133,9 @@ fn arms_that_differ_in_any_setting() {
     let provenances: Vec<Provenance> = report.rows.iter().map(|row| row.provenance).collect();
     use Provenance::{Measured, Simulated};
     assert_eq!(provenances, [Simulated, Simulated, Measured, Measured]);
-    assert!(report.rows.iter().all(|row| row.test.kind == TestKind::Decode && row.seconds().len() == 2));
+    assert!(report.rows.iter().all(|row| row.test.kind == TestKind::Decode && row.seconds().len() == 4));
+    assert_eq!(report.rows[1].settings[0], "context.threads=1");
+    assert!(report.rows[1].settings.contains(&"device.cores=1".to_owned()), "{:?}", report.rows[1].settings);
     let pairs: Vec<(&str, &str)> =
         report.comparisons.iter().map(|one| (one.arm.as_str(), one.baseline.as_str())).collect();
     assert_eq!(pairs, [("one", "three"), ("cpu", "three"), ("idle", "three")]);
@@ -139,6 +146,19 @@ fn arms_that_differ_in_any_setting() {
         let text = text(&folder.bench(&[&short[..], &[format, "--arm", "cpu:route=cpu"]].concat()));
         assert!(text.contains(head) && text.contains("tiny.gguf"), "{format}: {text}");
     }
+}
+
+/// A pack of the settings is for the NPU's arm, and one round has no verdict.
+#[test]
+fn a_pack_is_built_for_the_npu_alone() {
+    let folder = Folder::new();
+    let args =
+        ["-m", "tiny.gguf", "-p", "40", "-n", "0", "-r", "1", "-t1", "--route", "npu", "--pack", "build"];
+    let said = text(&folder.bench(&args));
+    assert!(folder.path("tiny.orkpack").exists());
+    assert!(said.contains("CPU") && said.contains("no verdict") && !said.contains("A/A null 0"), "{said}");
+    let said = error(&folder.bench(&[&args[..], &["--arm", "cpu:route=cpu,pack=require"]].concat()));
+    assert!(said.contains("route cpu uses no pack"), "{said}");
 }
 
 #[test]

@@ -14,13 +14,14 @@ use ork_sim::{Bus, Core, JobOutcome, PcJob};
 use crate::CORES;
 use crate::action::Meters;
 use crate::bus::Owed;
+use crate::busy::Clocks;
 use crate::dma_buf::VirtualHeap;
 use crate::domain::{AddressSpace, LiveDomain, Placement};
 use crate::fault::Faults;
 use crate::fd_table::{FdTable, HostFds};
 use crate::finding::{Finding, FindingKind};
 use crate::job::Job;
-use crate::lane::{BusyClock, Lane};
+use crate::lane::Lane;
 use crate::lock::{Mutex, RwLock};
 use crate::memory::Dram;
 use crate::object::Objects;
@@ -130,7 +131,7 @@ pub(crate) struct Inner {
     pub(crate) cores: [CoreSlot; CORES],
     pub(crate) counts: Counts,
     pub(crate) meters: Meters,
-    busy: Arc<BusyClock>,
+    pub(crate) clocks: Arc<Clocks>,
     jobs: AtomicU64,
     files: AtomicU64,
     resetting: AtomicBool,
@@ -229,9 +230,9 @@ impl Board {
         engines: [Box<dyn Engine>; CORES],
         fds: Option<Arc<dyn FdTable>>,
     ) -> Self {
-        let busy: Arc<BusyClock> = Arc::default();
+        let clocks: Arc<Clocks> = Arc::default();
         let slot = |engine: Box<dyn Engine>| CoreSlot {
-            lane: Arc::new(Lane::new(engine.is_instant(), &busy)),
+            lane: Arc::new(Lane::new(engine.is_instant(), &clocks)),
             engine: Mutex::new(engine),
             reset_due: AtomicBool::new(false),
         };
@@ -261,7 +262,7 @@ impl Board {
             cores: engines.map(slot),
             counts: Counts::default(),
             meters: Meters::default(),
-            busy: Arc::clone(&busy),
+            clocks: Arc::clone(&clocks),
             jobs: AtomicU64::new(0),
             files: AtomicU64::new(0),
             resetting: AtomicBool::new(false),
@@ -276,7 +277,14 @@ impl Board {
     /// counts once.
     #[must_use]
     pub fn computing_time(&self) -> Duration {
-        self.0.busy.total()
+        self.0.clocks.cores.total()
+    }
+
+    /// Host time so far in which any call was in the emulated kernel, or any core computed: the price of all that is
+    /// below the ioctl, copies that stand for caches included. What happens at the same time counts once.
+    #[must_use]
+    pub fn emulating_time(&self) -> Duration {
+        self.0.clocks.all.total()
     }
 
     /// Opens the primary node of the vendor driver (`/dev/dri/cardN`).

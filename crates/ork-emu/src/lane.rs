@@ -4,10 +4,11 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ork_drm::Errno;
 
+use crate::busy::Clocks;
 use crate::lock::{Condvar, Mutex};
 
 /// What a core can be given to do.
@@ -41,45 +42,10 @@ pub(crate) enum Verdict {
     Stuck,
 }
 
-/// Time in which any core computes: what cores do at the same time counts once.
-#[derive(Debug, Default)]
-pub(crate) struct BusyClock(Mutex<Busy>);
-
-#[derive(Debug, Default)]
-struct Busy {
-    cores: u32,
-    since: Option<Instant>,
-    total: Duration,
-}
-
-impl BusyClock {
-    fn begin(&self) {
-        let mut busy = self.0.lock();
-        busy.cores += 1;
-        busy.since.get_or_insert_with(Instant::now);
-    }
-
-    fn end(&self) {
-        let mut busy = self.0.lock();
-        busy.cores -= 1;
-        if busy.cores == 0
-            && let Some(since) = busy.since.take()
-        {
-            busy.total += since.elapsed();
-        }
-    }
-
-    /// So far, what is under way included.
-    pub(crate) fn total(&self) -> Duration {
-        let busy = self.0.lock();
-        busy.total + busy.since.map_or(Duration::ZERO, |since| since.elapsed())
-    }
-}
-
 pub(crate) struct Lane {
     /// Whoever brings work to an idle core does it at once.
     instant: bool,
-    busy: Arc<BusyClock>,
+    clocks: Arc<Clocks>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -112,9 +78,9 @@ fn same(a: &Arc<dyn Work>, b: &Arc<dyn Work>) -> bool {
 }
 
 impl Lane {
-    /// A lane whose work counts on this clock.
-    pub(crate) fn new(instant: bool, busy: &Arc<BusyClock>) -> Self {
-        Self { instant, busy: Arc::clone(busy), state: Mutex::default(), changed: Condvar::new() }
+    /// A lane whose work counts on these clocks.
+    pub(crate) fn new(instant: bool, clocks: &Arc<Clocks>) -> Self {
+        Self { instant, clocks: Arc::clone(clocks), state: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Queues work; the core's thread starts with the first that waits for it.
@@ -159,12 +125,12 @@ impl Lane {
 
     /// Does work that has begun, and takes it off the core unless it is stuck there.
     fn finish(&self, core: u8, work: Arc<dyn Work>) {
-        self.busy.begin();
+        let computing = self.clocks.compute();
         let verdict = catch_unwind(AssertUnwindSafe(|| work.run(core))).unwrap_or_else(|_| {
             work.panicked(core);
             Verdict::Free
         });
-        self.busy.end();
+        drop(computing);
         let mut state = self.state.lock();
         let stays = verdict == Verdict::Stuck && !work.is_orphan();
         let done = match &mut state.running {

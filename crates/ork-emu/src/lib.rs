@@ -33,6 +33,7 @@
 mod action;
 mod board;
 mod bus;
+mod busy;
 mod call;
 mod chain;
 mod chip;

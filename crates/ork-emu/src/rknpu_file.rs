@@ -44,6 +44,7 @@ impl Transport for VirtualRknpu {
             return Err(Errno::ENOTTY);
         }
         let (file, board) = (&*self.file, &self.file.board);
+        let _busy = board.clocks.call();
         let number = drm::number(request);
         if (number::ACTION..=number::MEM_SYNC).contains(&number) && board.injects(Fault::Interrupted) {
             return Err(Errno::EINTR);

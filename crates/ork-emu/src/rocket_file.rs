@@ -221,6 +221,7 @@ impl Transport for VirtualRocket {
         if drm::kind(request) != drm::TYPE {
             return Err(Errno::ENOTTY);
         }
+        let _busy = self.file.board.clocks.call();
         let number = drm::number(request);
         // Only the call that waits can be interrupted.
         if number == number::PREP_BO && self.file.board.injects(Fault::Interrupted) {

@@ -67,11 +67,12 @@ fn the_time_of_the_model_is_counted_once() {
     submit(&npu, &order).unwrap();
     let (wall, counted) = (start.elapsed(), board.computing_time());
     assert!(counted >= Duration::from_millis(20) && counted <= wall, "{counted:?} of {wall:?}");
+    assert!(board.emulating_time() >= counted, "the call was in the kernel all the time");
     std::thread::sleep(Duration::from_millis(20));
     // What ended is over: at most the last instants of the cores' threads are still counted.
-    let later = board.computing_time();
+    let later = (board.computing_time(), board.emulating_time());
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(board.computing_time(), later);
+    assert_eq!((board.computing_time(), board.emulating_time()), later);
 }
 
 #[test]

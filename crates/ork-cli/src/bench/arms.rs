@@ -16,9 +16,31 @@ const PACK: &str = "offload.pack";
 pub(super) struct Arm {
     pub(super) name: String,
     pub(super) model: PathBuf,
-    /// What it replaces, as `key=value`.
-    pub(super) settings: Vec<String>,
     pub(super) config: Config,
+}
+
+impl Arm {
+    /// With these settings over the common ones. A common pack is for the NPU: an arm of the CPU has none, unless it asks.
+    fn new(
+        name: String,
+        model: PathBuf,
+        own: &[(String, String)],
+        settings: &Settings,
+    ) -> Result<Self, Failure> {
+        let origin = format!("arm {name}");
+        let with = |key: &str, value: &str| Override {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            origin: origin.clone(),
+        };
+        let mut replaced: Vec<Override> = own.iter().map(|(key, value)| with(key, value)).collect();
+        let mut config = settings.config_with(&replaced)?;
+        if config.offload.route == RouteKind::Cpu && !own.iter().any(|(key, _)| key == PACK) {
+            replaced.push(with(PACK, "never"));
+            config = settings.config_with(&replaced)?;
+        }
+        Ok(Self { name, model, config })
+    }
 }
 
 /// What `--arm` says.
@@ -111,11 +133,9 @@ fn usual(models: &[PathBuf], settings: &Settings) -> Result<Vec<Arm>, Failure> {
             [_] => engine.to_owned(),
             _ => format!("{engine} {}", stem(model)),
         };
-        let route = Override { key: ROUTE.into(), value: "cpu".into(), origin: "the arm CPU".into() };
-        let cpu = settings.config_with(&[route])?;
-        let arm = |name, settings, config| Arm { name, model: model.clone(), settings, config };
-        arms.push(arm(name("CPU"), vec![format!("{ROUTE}=cpu")], cpu));
-        arms.push(arm(name("NPU"), Vec::new(), config.clone()));
+        let cpu = [(ROUTE.to_owned(), "cpu".to_owned())];
+        arms.push(Arm::new(name("CPU"), model.clone(), &cpu, settings)?);
+        arms.push(Arm { name: name("NPU"), model: model.clone(), config: config.clone() });
     }
     Ok(arms)
 }
@@ -130,15 +150,7 @@ fn these(models: &[PathBuf], asked: &[ArmText], settings: &Settings) -> Result<V
                 return Err(Failure::usage(why));
             }
         };
-        let origin = format!("arm {}", text.name);
-        let replaced: Vec<Override> = text
-            .settings
-            .iter()
-            .map(|(key, value)| Override { key: key.clone(), value: value.clone(), origin: origin.clone() })
-            .collect();
-        let config = settings.config_with(&replaced)?;
-        let settings = text.settings.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        Ok(Arm { name: text.name.clone(), model, settings, config })
+        Arm::new(text.name.clone(), model, &text.settings, settings)
     };
     asked.iter().map(arm).collect()
 }

@@ -14,6 +14,7 @@ use ork_bench::{
     BoardState, Host, NpuPart, Null, Objection, Placement, Provenance, Report, Row, SCHEMA, SCHEMA_VERSION,
     Schedule, Sysfs, Test, TestKind, Twin, Units, published,
 };
+use ork_config::RouteKind;
 
 pub(crate) use process::arm_process;
 
@@ -120,7 +121,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Clocks { sysfs, units: Units { cpus: placement.cpus.clone(), npu: false }, force: args.force };
     clocks.admit()?;
 
-    for arm in &arms {
+    for arm in arms.iter().filter(|arm| arm.config.offload.route != RouteKind::Cpu) {
         crate::pack::build_if_asked(&arm.model, &arm.config)?;
     }
     let mut processes = Vec::with_capacity(arms.len());
@@ -271,7 +272,7 @@ fn row(arm: &Arm, process: &Process, test: Test, timed: &[Vec<Timed>; 2]) -> Row
         parameters: about.info.parameters,
         model_bytes: about.info.file_bytes,
         route: arm.config.offload.backend_options().route.to_string(),
-        settings: arm.settings.clone(),
+        settings: arm.config.changed(),
         threads: arm.config.context.threads,
         device: about.device.clone(),
         test,
@@ -292,6 +293,7 @@ fn summed(parts: &[NpuPart]) -> Option<NpuPart> {
         sum.programs += part.programs;
         sum.backend_s += part.backend_s;
         sum.npu_s += part.npu_s;
+        sum.below_ioctl_s += part.below_ioctl_s;
         sum.quantise_s += part.quantise_s;
         sum.synthesise_s += part.synthesise_s;
         sum.sync_s += part.sync_s;

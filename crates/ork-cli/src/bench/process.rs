@@ -214,6 +214,7 @@ struct Counted {
     products: u64,
     backend: Duration,
     computing: Option<Duration>,
+    emulating: Option<Duration>,
     driver: DriverCounters,
 }
 
@@ -231,9 +232,10 @@ impl<'s> Serving<'s> {
         let Some(npu) = &self.session.npu else { return Counted::default() };
         let executed = npu.backend.census().executed;
         Counted {
-            products: executed.matmuls,
+            products: executed.on_accelerator(),
             backend: executed.time,
             computing: npu.driver.device().board().map(|board| board.computing_time()),
+            emulating: npu.driver.device().board().map(|board| board.emulating_time()),
             driver: npu.driver.counters(),
         }
     }
@@ -251,12 +253,17 @@ impl<'s> Serving<'s> {
 /// What was done in between.
 fn part(before: &Counted, after: &Counted) -> NpuPart {
     let since = |of: fn(&Counted) -> Duration| of(after).saturating_sub(of(before)).as_secs_f64();
-    let computing = after.computing.zip(before.computing).map(|(after, before)| after.saturating_sub(before));
+    // Without an emulated board, all that is known is when the driver waited.
+    let waited = since(|c| c.driver.submit);
+    let on_board = |of: fn(&Counted) -> Option<Duration>| {
+        of(after).zip(of(before)).map_or(waited, |(after, before)| after.saturating_sub(before).as_secs_f64())
+    };
     NpuPart {
         products: after.products - before.products,
         programs: after.driver.programs - before.driver.programs,
         backend_s: since(|c| c.backend),
-        npu_s: computing.map_or_else(|| since(|c| c.driver.submit), |time| time.as_secs_f64()),
+        npu_s: on_board(|c| c.computing),
+        below_ioctl_s: on_board(|c| c.emulating),
         modelled_us: (after.driver.modelled_ns - before.driver.modelled_ns) as f64 / 1e3,
         quantise_s: since(|c| c.driver.turn + c.driver.quantise),
         synthesise_s: since(|c| c.driver.synthesise),

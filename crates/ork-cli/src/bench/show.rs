@@ -103,6 +103,9 @@ fn tail(report: &Report) -> Vec<String> {
     for comparison in &report.comparisons {
         lines.push(comparison.to_string());
     }
+    if report.rounds < 2 {
+        lines.push("one round gives no A/A null, and so no verdict: -r 2 or more does".to_owned());
+    }
     if simulated && !report.comparisons.is_empty() {
         lines.push(
             "(ratios of host time; where the NPU is simulated, that is the price of simulating it, not a board's speed)"
@@ -136,19 +139,25 @@ fn backend(row: &Row) -> Option<String> {
     let all: f64 = row.seconds().iter().sum();
     let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / all);
     let phases = npu.quantise_s + npu.synthesise_s + npu.sync_s + npu.submit_s + npu.dequantise_s;
-    let inside =
-        if row.provenance == Provenance::Simulated { "the model of the NPU" } else { "submit and wait" };
+    let below = match row.provenance {
+        Provenance::Measured => String::new(),
+        Provenance::Simulated => format!(
+            ", {} of it below the ioctl (the model of the NPU {}, the emulated kernel {})",
+            share(npu.below_ioctl_s),
+            share(npu.npu_s),
+            share((npu.below_ioctl_s - npu.npu_s).max(0.0)),
+        ),
+    };
     Some(format!(
-        "{} {}: backend {} of the run: {inside} {}, quantise {}, synthesise {}, sync {}, submit without that {}, \
+        "{} {}: backend {} of the run{below}; its phases: quantise {}, synthesise {}, sync {}, submit and wait {}, \
          de-tile and scale {}, the rest {}",
         row.arm,
         row.test,
         share(npu.backend_s),
-        share(npu.npu_s),
         share(npu.quantise_s),
         share(npu.synthesise_s),
         share(npu.sync_s),
-        share((npu.submit_s - npu.npu_s).max(0.0)),
+        share(npu.submit_s),
         share(npu.dequantise_s),
         share((npu.backend_s - phases).max(0.0)),
     ))
