@@ -220,7 +220,11 @@ impl Device {
         let of_core = &self.shared.counters.cores[usize::from(completed.core)];
         add(&of_core.submits, 1);
         add(&of_core.tasks, completed.tasks.into());
-        add(&of_core.busy_ns, completed.elapsed.ns());
+        let time = match completed.elapsed {
+            Elapsed::Measured { .. } | Elapsed::Modelled { .. } => &of_core.busy_ns,
+            Elapsed::Waited { .. } => &of_core.waited_ns,
+        };
+        add(time, completed.elapsed.ns());
     }
 
     pub(crate) fn count_failed(&self, error: &SubmitError) {

@@ -7,8 +7,8 @@ mod support;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use ork_device::{
-    Board, Completed, Device, DeviceOptions, DomainId, DriverKind, EmuOptions, EventKind, FaultPlan, Spread,
-    SubmitError, SubmitMode, Threads, When,
+    Board, Completed, Device, DeviceOptions, DomainId, DriverKind, Elapsed, EmuOptions, EventKind, FaultPlan,
+    Spread, SubmitError, SubmitMode, Threads, When,
 };
 use support::*;
 
@@ -88,6 +88,24 @@ fn kernels_without_fences_are_asked_once() {
     }
     assert_eq!(spread.0.load(Relaxed), 3);
     assert_eq!(device.event_counts().recoveries(), 0);
+}
+
+#[test]
+fn what_was_waited_for_is_no_time_of_the_driver() {
+    let (device, _) = device_on(KERNELS[2], FaultPlan::default(), |_| {});
+    let (mut bench, spread) = (bench(&device, 3), Counted::default());
+    let mut waited = [0; 3];
+    for _ in 0..3 {
+        for completed in run(&mut bench, &device, &spread).unwrap() {
+            if let Elapsed::Waited { ns } = completed.elapsed() {
+                waited[usize::from(completed.core())] += ns;
+            }
+        }
+    }
+    let cores = device.counters().cores;
+    assert!(cores[0].busy_ns > 0 && cores.iter().all(|core| core.submits == 3), "{cores:?}");
+    assert_eq!((cores[1].busy_ns, cores[2].busy_ns), (0, 0));
+    assert_eq!(cores.map(|core| core.waited_ns), waited);
 }
 
 #[test]
