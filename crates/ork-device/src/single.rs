@@ -114,15 +114,39 @@ impl Device {
 
     /// Takes a core and the submission's domain, and writes the descriptors.
     pub(crate) fn take(&self, submission: &Submission, core: u8) -> Result<Taken<'_>, SubmitError> {
-        let mut slot = self.slots[usize::from(core)].lock();
-        if self.shared.kernel.wants_task_array() {
-            self.write_tasks(&mut slot, submission)
-                .map_err(|source| SubmitError::TaskArray { core, source })?;
-        }
-        let domain = self.shared.enter(submission.domain);
+        let mut taken = self.hold(core, submission.domain)?;
+        self.write_descriptors(&mut taken, submission, core)?;
+        Ok(taken)
+    }
+
+    /// Takes a core, and then the domain: who waits for a core holds no domain. Who holds a core takes no smaller one.
+    fn hold(&self, core: u8, domain: DomainId) -> Result<Taken<'_>, SubmitError> {
+        let slot = self.slots[usize::from(core)].lock();
+        self.join_domain(slot, domain)
+    }
+
+    pub(crate) fn join_domain<'a>(
+        &'a self,
+        slot: MutexGuard<'a, TaskArrays>,
+        domain: DomainId,
+    ) -> Result<Taken<'a>, SubmitError> {
         let doing = "making the domain live";
-        let _domain = domain.map_err(|source| SubmitError::Buffer { doing, source })?;
+        let _domain = self.shared.enter(domain).map_err(|source| SubmitError::Buffer { doing, source })?;
         Ok(Taken { slot, _domain })
+    }
+
+    /// Writes the descriptors of a submission for a core that was taken in its domain.
+    pub(crate) fn write_descriptors(
+        &self,
+        taken: &mut Taken<'_>,
+        submission: &Submission,
+        core: u8,
+    ) -> Result<(), SubmitError> {
+        if !self.shared.kernel.wants_task_array() {
+            return Ok(());
+        }
+        self.write_tasks(&mut taken.slot, submission)
+            .map_err(|source| SubmitError::TaskArray { core, source })
     }
 
     fn job<'a>(&self, taken: &'a Taken<'_>, submission: &'a Submission, core: u8) -> Job<'a> {

@@ -4,7 +4,10 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use ork_device::{
     Board, Completed, Device, DeviceOptions, DomainId, DriverKind, Elapsed, EmuOptions, EventKind, FaultPlan,
@@ -106,6 +109,42 @@ fn what_was_waited_for_is_no_time_of_the_driver() {
     assert!(cores[0].busy_ns > 0 && cores.iter().all(|core| core.submits == 3), "{cores:?}");
     assert_eq!((cores[1].busy_ns, cores[2].busy_ns), (0, 0));
     assert_eq!(cores.map(|core| core.waited_ns), waited);
+}
+
+/// Short rounds wait for their first chain last, others start it first: both take the cores in one order.
+#[test]
+fn rounds_of_two_threads_do_not_wait_for_each_other() {
+    const WATCHDOG: Duration = Duration::from_secs(120);
+    for dead_core in [None, Some(0), Some(1)] {
+        let faults = FaultPlan { dead_core, ..FaultPlan::default() };
+        let (device, _) = recovering(KERNELS[2], faults, SubmitMode::Auto);
+        let (device, spread) = (Arc::new(device), Counted::default());
+        // Two lost jobs cost the core its place; from then on two chains share another one.
+        for _ in 0..2 {
+            run(&mut bench(&device, 3), &device, &spread).unwrap();
+        }
+        assert_eq!(events(&device, [EventKind::CoreRetired]), [u64::from(dead_core.is_some())]);
+        let (ended, watch) = channel();
+        for short in [true, false] {
+            let (device, ended) = (Arc::clone(&device), ended.clone());
+            std::thread::spawn(move || {
+                let mut bench = bench(&device, 3);
+                for _ in 0..200 {
+                    if short {
+                        run(&mut bench, &device, &Counted::default()).unwrap();
+                    } else {
+                        bench.spoil();
+                        bench.start(&device).unwrap().wait().unwrap();
+                    }
+                    bench.assert_right();
+                }
+                ended.send(()).unwrap();
+            });
+        }
+        for _ in 0..2 {
+            watch.recv_timeout(WATCHDOG).expect("each waits for a core of the other");
+        }
+    }
 }
 
 #[test]
