@@ -132,14 +132,16 @@ impl Device {
     /// As `run`.
     pub fn run_short(&self, round: Round<'_>, spread: &dyn Spread) -> Result<Vec<Completed>, SubmitError> {
         let needs_fences = round.witness == Witness::KernelWord;
+        // Decided once: another thread may learn meanwhile that there are none.
+        let fenced = if self.lacks_fences() { Fenced::No } else { Fenced::Yes };
         let plain = self.submit_mode != SubmitMode::Auto
             || round.chains.len() < 2
-            || needs_fences && self.lacks_fences();
+            || needs_fences && fenced == Fenced::No;
         if plain || round.check(self)? != Method::Block {
             return self.run(round, spread);
         }
-        let mut flight = Flight::prepare(self, round, Method::BlockFirst)?;
-        flight.block_first(spread)?;
+        let mut flight = Flight::prepare(self, round, Method::BlockFirst(fenced))?;
+        flight.block_first(fenced, spread)?;
         flight.completed()
     }
 
@@ -236,7 +238,7 @@ impl<'a> Flight<'a> {
     }
 
     /// All chains at once, from this thread: the first by a call that waits, the others before it.
-    fn block_first(&mut self, spread: &dyn Spread) -> Result<(), SubmitError> {
+    fn block_first(&mut self, fenced: Fenced, spread: &dyn Spread) -> Result<(), SubmitError> {
         self.take_cores()?;
         for index in 1..self.lanes.len() {
             // Two chains may share a core by now, and follow each other.
@@ -244,16 +246,10 @@ impl<'a> Flight<'a> {
                 continue;
             }
             let none_flies = self.taken.iter().all(Option::is_none);
-            let may_lack = none_flies && !self.device.lacks_fences();
             self.start(index)?;
             let refused = |attempt: &Attempt| matches!(attempt, Attempt::Failed(Err(error)) if error.errno() == Some(Errno::EINVAL));
-            if may_lack && self.attempts[index].as_ref().is_some_and(refused) {
-                // Built without fences, as a rule; whatever else it was, the other way to wait will show.
-                self.device.refused_fence.store(true, Relaxed);
-                self.attempts[index] = None;
-                self.held.iter_mut().for_each(|held| *held = None);
-                self.method = Method::Block;
-                return self.block(spread);
+            if none_flies && fenced == Fenced::Yes && self.attempts[index].as_ref().is_some_and(refused) {
+                return self.block_after_refusal(index, spread);
             }
         }
         let (submission, core) = (self.lanes[0].chain.submission, self.lanes[0].core);
@@ -278,6 +274,18 @@ impl<'a> Flight<'a> {
         self.settle_all()
     }
 
+    /// The kernel refused the first job with a fence, and nothing runs. It is built without fences, if the round does well
+    /// without.
+    fn block_after_refusal(&mut self, index: usize, spread: &dyn Spread) -> Result<(), SubmitError> {
+        self.note(index, EventKind::Refused);
+        self.attempts[index] = None;
+        self.held.iter_mut().for_each(|held| *held = None);
+        self.method = Method::Block;
+        self.block(spread)?;
+        self.device.refused_fence.store(true, Relaxed);
+        Ok(())
+    }
+
     /// Makes readable what a round has written whose end is known by the kernel's word.
     pub(crate) fn fetch_results(&mut self) -> Result<(), SubmitError> {
         let live = self.live.clone();
@@ -299,8 +307,8 @@ impl<'a> Flight<'a> {
         let device = self.device;
         let fenced = match self.method {
             Method::Fence => Fenced::Yes,
-            Method::BlockFirst if !device.lacks_fences() => Fenced::Yes,
-            Method::BlockFirst | Method::Block | Method::Poll => Fenced::No,
+            Method::BlockFirst(fenced) => fenced,
+            Method::Block | Method::Poll => Fenced::No,
         };
         let lane = &mut self.lanes[index];
         let (submission, core) = (lane.chain.submission, lane.core);
@@ -380,7 +388,7 @@ impl<'a> Flight<'a> {
         if self.lanes[index].seed.is_none() {
             // Only with a fence, whose word is enough here.
             if word == Word::Ended {
-                if self.method != Method::BlockFirst {
+                if !matches!(self.method, Method::BlockFirst(_)) {
                     self.fetch_results()?;
                 }
                 return Ok(Some(self.arrived(index)));

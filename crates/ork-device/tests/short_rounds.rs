@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ork_device::{
     Board, Completed, Device, DeviceOptions, DomainId, DriverKind, Elapsed, EmuOptions, EventKind, FaultPlan,
-    Spread, SubmitError, SubmitMode, Threads, When,
+    RecoveryMode, Spread, SubmitError, SubmitMode, Threads, When,
 };
 use support::*;
 
@@ -91,6 +91,30 @@ fn kernels_without_fences_are_asked_once() {
     }
     assert_eq!(spread.0.load(Relaxed), 3);
     assert_eq!(device.event_counts().recoveries(), 0);
+    assert_eq!(events(&device, [EventKind::Refused]), [1], "the job that had a fence");
+}
+
+#[test]
+fn a_refused_round_says_nothing_about_fences() {
+    // Only the fourth job's domain can be live from then on.
+    let faults = FaultPlan { leaked_domain: When::Nth(4), ..FaultPlan::default() };
+    let board = Board::new(&EmuOptions { faults, domain_wait_ms: 1, ..EmuOptions::default() });
+    let options = DeviceOptions { recovery: RecoveryMode::Forbid, ..DeviceOptions::default() };
+    let device = Device::on_board(&board, &options).unwrap();
+    let (mut own, spread) = (bench(&device, 3), Counted::default());
+    let mut other = Bench::new(&device, DomainId(1), 3, 2, 31);
+    other.seed = None;
+    run(&mut other, &device, &spread).unwrap();
+    run(&mut own, &device, &spread).unwrap();
+    let before = device.counters().jobs_given;
+    device.run_short(other.round(), &spread).unwrap_err();
+    // One with a fence, and three of the same round without.
+    assert_eq!((device.counters().jobs_given - before, spread.0.load(Relaxed)), (4, 1));
+    assert_eq!(events(&device, [EventKind::Refused]), [1]);
+    assert!(!device.lacks_fences());
+    run(&mut own, &device, &spread).unwrap();
+    own.assert_right();
+    assert_eq!(spread.0.load(Relaxed), 1, "with fences, as before");
 }
 
 #[test]
