@@ -267,6 +267,8 @@ impl Driver {
             )));
         }
         let failed = |doing| move |source| DriverError::Batch { doing, source };
+        // As everywhere the engine comes first, then the slot of a streamed weight.
+        let mut engine = self.engine.lock();
         let pinned = weight.pin()?;
         let weights: Weights<'_> = pinned.open();
         if weights.domain() != product.domain {
@@ -276,7 +278,6 @@ impl Driver {
                 product.domain
             )));
         }
-        let mut engine = self.engine.lock();
         let transition = engine.datapath.enter(&self.device, product.plan.datapath())?;
         self.counters.lock().resets += u64::from(transition == Transition::Reset);
         let Precompiled { plan, domain, lanes, features, outputs, depth, patched } = product;

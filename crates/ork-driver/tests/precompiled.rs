@@ -4,6 +4,10 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
 use half::f16;
 use ork_device::{
     Board, Device, DeviceOptions, DomainId, DriverKind, EmuOptions, EventKind, FaultPlan, Purpose,
@@ -244,6 +248,39 @@ fn floats_run_twice_when_they_are_cold() {
         submits.push(driver.device().counters().submits() - before);
     }
     assert_eq!(submits[0], 2 * submits[1], "{submits:?}");
+}
+
+/// Everybody takes the NPU first, and then the slot of a streamed weight.
+#[test]
+fn threads_with_one_streamed_weight_do_not_wait_for_each_other() {
+    const WATCHDOG: Duration = Duration::from_secs(120);
+    let (driver, _) = driver(|_, options| {
+        options.residency.stream = ork_driver::StreamMode::All;
+        options.residency.window_bytes = 512 * 256;
+    });
+    let case = Case::new(Shape::new(1, 512, 256), 1);
+    let shared = Arc::new((load(&driver, &case), driver));
+    let (ended, watch) = channel();
+    for kept in [true, false] {
+        let (shared, ended, case) = (Arc::clone(&shared), ended.clone(), case.clone());
+        std::thread::spawn(move || {
+            let (weight, driver) = &*shared;
+            let mut product = driver.precompile(weight, 1).unwrap();
+            for _ in 0..200 {
+                if kept {
+                    assert_eq!(run(driver, &mut product, weight, &case), want(&case));
+                } else {
+                    let mut got = vec![i32::MIN; 256];
+                    driver.matmul_codes(weight, 1, &case.features(), &mut got).unwrap();
+                    assert_eq!(got, want(&case));
+                }
+            }
+            ended.send(()).unwrap();
+        });
+    }
+    for _ in 0..2 {
+        watch.recv_timeout(WATCHDOG).expect("each waits for what the other has");
+    }
 }
 
 #[test]
