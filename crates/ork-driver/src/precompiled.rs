@@ -6,6 +6,7 @@
 //! is found by writing the programs for two sets of addresses: a word that differs is an address, and by how much it
 //! differs says of which buffer.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ork_device::{Chain, DmaBuffer, DomainId, Input, Purpose, Reach, Round, Submission, Witness};
@@ -52,8 +53,38 @@ struct Lane {
     patches: Vec<Patch>,
     writes: ChainCells,
     geometry: u64,
-    /// Addresses that the words have now.
-    bound: [Iova; 3],
+    /// Addresses that the words have now, for the NPU too; unknown after a change that failed.
+    bound: Option<[Iova; 3]>,
+}
+
+impl Lane {
+    /// Puts addresses into the programs, if they have others; gives how many words changed. `flush` makes a range of the
+    /// programs visible to the NPU.
+    fn bind<E>(
+        &mut self,
+        addresses: [Iova; 3],
+        mut flush: impl FnMut(&DmaBuffer, Range<u64>) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        // Until all words are there the programs have addresses of both.
+        let bound = self.bound.take();
+        let mut patched = 0;
+        for patch in &self.patches {
+            let new = addresses[patch.operand as usize];
+            if bound.is_some_and(|bound| bound[patch.operand as usize] == new) {
+                continue;
+            }
+            let at = patch.at as usize;
+            let place = &mut self.regcmd.host_mut()[at..at + 8];
+            let word = u64::from_le_bytes(std::array::from_fn(|byte| place[byte]));
+            let keep = word & !(u64::from(u32::MAX) << VALUE_SHIFT);
+            let value = u64::from(new.0.wrapping_add(patch.offset)) << VALUE_SHIFT;
+            place.copy_from_slice(&(keep | value).to_le_bytes());
+            flush(&self.regcmd, at as u64..at as u64 + 8)?;
+            patched += 1;
+        }
+        self.bound = Some(addresses);
+        Ok(patched)
+    }
 }
 
 /// A product with a fixed number of rows and a fixed shape of the weight. It can be used with every weight of that
@@ -97,29 +128,6 @@ impl Precompiled {
     fn fits(&self, weight: &Weight) -> bool {
         let (plan, layout) = (&self.plan, weight.layout());
         (plan.format(), plan.k(), plan.n()) == (layout.format(), layout.k(), layout.n())
-    }
-
-    /// Puts addresses into the programs that have others.
-    fn bind(lanes: &mut [Lane], addresses: [Iova; 3]) -> Result<u64, ork_device::DeviceError> {
-        let mut patched = 0;
-        for lane in lanes.iter_mut().filter(|lane| lane.bound != addresses) {
-            for patch in &lane.patches {
-                let (old, new) = (lane.bound[patch.operand as usize], addresses[patch.operand as usize]);
-                if old == new {
-                    continue;
-                }
-                let at = patch.at as usize;
-                let place = &mut lane.regcmd.host_mut()[at..at + 8];
-                let word = u64::from_le_bytes(std::array::from_fn(|byte| place[byte]));
-                let keep = word & !(u64::from(u32::MAX) << VALUE_SHIFT);
-                let value = u64::from(new.0.wrapping_add(patch.offset)) << VALUE_SHIFT;
-                place.copy_from_slice(&(keep | value).to_le_bytes());
-                lane.regcmd.flush(at as u64..at as u64 + 8)?;
-                patched += 1;
-            }
-            lane.bound = addresses;
-        }
-        Ok(patched)
     }
 }
 
@@ -178,7 +186,7 @@ impl Driver {
             regcmd.flush(0..len as u64).map_err(failed("flushing programs"))?;
             let writes = chain.programs.iter().map(|tile| cells_of(&shape.outputs, tile)).collect();
             let geometry = geometry(shape, chain.core);
-            lanes.push(Lane { regcmd, submission, patches, writes, geometry, bound });
+            lanes.push(Lane { regcmd, submission, patches, writes, geometry, bound: Some(bound) });
         }
         let tiles = shape.chains.iter().flat_map(|chain| &chain.programs);
         let depth = tiles.map(|tile| u64::from(tile.k)).max().unwrap_or(0);
@@ -300,8 +308,10 @@ impl Driver {
         if features.iova().0 % 16 != 0 || outputs.iova().0 % 16 != 0 {
             return Err(misfit("a buffer does not begin at a multiple of 16 bytes".to_owned()));
         }
-        *patched += Precompiled::bind(lanes, [features.iova(), weights.iova(), outputs.iova()])
-            .map_err(failed("flushing programs"))?;
+        let addresses = [features.iova(), weights.iova(), outputs.iova()];
+        for lane in &mut *lanes {
+            *patched += lane.bind(addresses, DmaBuffer::flush).map_err(failed("flushing programs"))?;
+        }
         let is_short = plan.modelled().us < SHORT_US;
         let mut witness = witness_of(&self.device, plan.format(), *depth, self.options.completion);
         let seed = seed_of(plan.format(), *depth);
@@ -372,4 +382,36 @@ fn patches<E>(
         }
     }
     Ok(patches)
+}
+
+#[cfg(test)]
+mod tests {
+    use ork_device::{Board, Device, DeviceOptions, EmuOptions};
+
+    use super::*;
+    use crate::DriverOptions;
+
+    #[test]
+    fn addresses_that_were_half_changed_are_all_written_again() {
+        let device =
+            Device::on_board(&Board::new(&EmuOptions::default()), &DeviceOptions::default()).unwrap();
+        let driver = Driver::new(device, DriverOptions::default()).unwrap();
+        let weight = driver.load_codes("w", 512, 320, &|_, out| out.fill(1)).unwrap();
+        let mut product = driver.precompile(&weight, 2).unwrap();
+        let lane = &mut product.lanes[0];
+        let (words, old) = (lane.regcmd.host().to_vec(), lane.bound.unwrap());
+        let all = lane.patches.len() as u64;
+        assert!(all > 1);
+        let other = old.map(|address| Iova(address.0 + 4096));
+        let mut calls = 0;
+        lane.bind(other, |_, _| {
+            calls += 1;
+            if calls == 2 { Err(()) } else { Ok(()) }
+        })
+        .unwrap_err();
+        assert_ne!(lane.regcmd.host(), words, "half changed");
+        assert_eq!(lane.bind(old, DmaBuffer::flush).unwrap(), all);
+        assert_eq!(lane.regcmd.host(), words);
+        assert_eq!(lane.bind(old, DmaBuffer::flush).unwrap(), 0);
+    }
 }
