@@ -28,7 +28,7 @@ pub struct DriverCounters {
     pub plans: u64,
     /// Soft resets of the NPU because its datapath changed.
     pub resets: u64,
-    /// Passes run twice because the float pipeline was cold.
+    /// Passes run again because the float pipeline was cold, or because the NPU was reset under them.
     pub rewarmed: u64,
     /// Products whose sums the host rounded or combined, beyond adding K slices.
     pub host_finished: u64,

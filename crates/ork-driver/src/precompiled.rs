@@ -12,10 +12,10 @@ use std::sync::Arc;
 use ork_device::{Chain, DmaBuffer, DomainId, Input, Purpose, Reach, Round, Submission, Witness};
 use ork_isa::Iova;
 use ork_layout::{Element, FeatureLayout, Format, OutputLayout};
-use ork_plan::{Plan, Transition};
+use ork_plan::Plan;
 use ork_synth::{Binding, Bindings, emit};
 
-use crate::driver::Driver;
+use crate::driver::{Driver, Engine};
 use crate::execution::{ChainCells, Pool, cells_of, geometry, seed_of, tasks, witness_of};
 use crate::residency::Weights;
 use crate::work::check_format;
@@ -277,6 +277,7 @@ impl Driver {
         let failed = |doing| move |source| DriverError::Batch { doing, source };
         // As everywhere the engine comes first, then the slot of a streamed weight.
         let mut engine = self.engine.lock();
+        let Engine { datapath, submitters, .. } = &mut *engine;
         let pinned = weight.pin()?;
         let weights: Weights<'_> = pinned.open();
         if weights.domain() != product.domain {
@@ -286,8 +287,6 @@ impl Driver {
                 product.domain
             )));
         }
-        let transition = engine.datapath.enter(&self.device, product.plan.datapath())?;
-        self.counters.lock().resets += u64::from(transition == Transition::Reset);
         let Precompiled { plan, domain, lanes, features, outputs, depth, patched } = product;
         let shape = &plan.shapes()[0];
         let (features, outputs) = match buffers {
@@ -319,9 +318,8 @@ impl Driver {
             // Results of a short product are few, and to look at them needs no thread either.
             witness = Witness::Seed(seed);
         }
-        // A cold float pipeline runs twice.
-        let runs = if transition == Transition::Rewarm { 2 } else { 1 };
-        for _ in 0..runs {
+        let (name, m, k, n) = (weight.name(), plan.m() as usize, weight.k(), weight.n());
+        datapath.run((&self.device, &self.counters), (plan.datapath(), name), || {
             let chains = lanes
                 .iter_mut()
                 .map(|lane| Chain {
@@ -337,19 +335,27 @@ impl Driver {
                 .collect();
             let round =
                 Round { chains, output: &mut *outputs, live: 0..shape.outputs.bytes(), witness, inputs };
-            let pool = Pool(&engine.submitters);
+            let pool = Pool(submitters);
             let completed =
                 if is_short { self.device.run_short(round, &pool) } else { self.device.run(round, &pool) };
-            let completed = completed.map_err(|source| {
-                engine.datapath.failed();
-                let (name, m, k, n) = (weight.name().to_owned(), plan.m() as usize, weight.k(), weight.n());
-                DriverError::Submit { name, m, k, n, source: Box::new(source) }
+            let completed = completed.map_err(|source| DriverError::Submit {
+                name: name.to_owned(),
+                m,
+                k,
+                n,
+                source: Box::new(source),
             })?;
-            if let Some(finding) = completed.iter().flat_map(|done| done.findings()).next() {
-                let (name, m, k, n) = (weight.name().to_owned(), plan.m() as usize, weight.k(), weight.n());
-                return Err(DriverError::Objection { name, m, k, n, finding: Box::new(finding.clone()) });
+            match completed.iter().flat_map(|done| done.findings()).next() {
+                Some(finding) => Err(DriverError::Objection {
+                    name: name.to_owned(),
+                    m,
+                    k,
+                    n,
+                    finding: Box::new(finding.clone()),
+                }),
+                None => Ok(()),
             }
-        }
+        })?;
         let mut counters = self.counters.lock();
         counters.matmuls += 1;
         counters.rows += u64::from(plan.m());

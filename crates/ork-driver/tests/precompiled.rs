@@ -250,6 +250,27 @@ fn floats_run_twice_when_they_are_cold() {
     assert_eq!(submits[0], 2 * submits[1], "{submits:?}");
 }
 
+#[test]
+fn a_call_that_is_refused_leaves_floats_cold() {
+    let (driver, _) = driver(|device, _| device.cores = 1);
+    let ones = |_: usize, out: &mut [f16]| out.fill(f16::ONE);
+    let weight = driver.load_elements::<f16>("w", Format::FP16_FP32, 64, 64, &ones).unwrap();
+    let mut product = driver.precompile(&weight, 1).unwrap();
+    let device = driver.device();
+    let mut features = device.alloc(Purpose::Data, product.features().bytes()).unwrap();
+    product.features().write_rows(&[f16::ONE; 64], features.host_mut());
+    features.flush(0..features.len()).unwrap();
+    for len in [16, product.outputs().bytes()] {
+        let mut outputs = device.alloc(Purpose::Data, len).unwrap();
+        let buffers = InPlace { features: &features, outputs: &mut outputs };
+        match driver.run_in_place(&mut product, &weight, buffers) {
+            Ok(()) => assert_eq!(device.counters().submits(), 2, "a cold pass, and one that counts"),
+            Err(error) => assert!(matches!(error, DriverError::Misfit { .. }) && len == 16, "{error:?}"),
+        }
+    }
+    assert_eq!((device.counters().submits(), driver.counters().rewarmed), (2, 1));
+}
+
 /// Everybody takes the NPU first, and then the slot of a streamed weight.
 #[test]
 fn threads_with_one_streamed_weight_do_not_wait_for_each_other() {
