@@ -33,7 +33,8 @@ pub struct DriverCounters {
     /// Products whose sums the host rounded or combined, beyond adding K slices.
     pub host_finished: u64,
     /// *Modelled* time of the programs and their submits on an RK3588, in nanoseconds: a prediction, without the host's
-    /// work. Plans of products of this driver only; precompiled programs have none.
+    /// work and without resets. A pass that ran again counts again, and products of a queue in one chain count as if each
+    /// was submitted by itself. Precompiled programs have none.
     pub modelled_ns: u64,
     /// Bringing activations into the bases of weights.
     pub turn: Duration,

@@ -166,8 +166,9 @@ impl Driver {
         *self.counters.lock()
     }
 
-    /// Tells this listener of every product from now on, or nobody. Products of [`Queue`](crate::Queue)s and
-    /// [`Precompiled`](crate::Precompiled) programs are not told. Nothing is done for a listener that is not there.
+    /// Tells this listener of every product from now on, or nobody. Products that a [`Queue`](crate::Queue) puts into one
+    /// chain with others and [`Precompiled`](crate::Precompiled) programs are not told. Nothing is done for a listener
+    /// that is not there.
     pub fn listen(&self, listener: Option<Arc<dyn Listener>>) {
         *self.listener.write() = listener;
     }
@@ -374,6 +375,7 @@ impl Driver {
             regcmds.push(scratch.with_room(&self.device, *bytes).map_err(buffer_error("allocating"))?);
         }
 
+        let mut modelled_us = 0.0;
         for pass in plan.passes() {
             let shape = pass.shape;
             let here = (domain, shape.features.clone(), pass.m0);
@@ -410,6 +412,7 @@ impl Driver {
             let start = Instant::now();
             let mode = (plan.datapath(), weight.name());
             let completed = datapath.run((&self.device, &self.counters), mode, || {
+                modelled_us += shape.modelled.us;
                 let bound = Bound {
                     features: &*features,
                     features_live: 0..shape.features.bytes(),
@@ -454,7 +457,7 @@ impl Driver {
         counters.macs += (m * weight.k() * weight.n()) as u64;
         counters.sliced += u64::from(plan.k_slices() > 1);
         counters.programs += spent.programs;
-        counters.modelled_ns += (plan.modelled().us * 1e3).round() as u64;
+        counters.modelled_ns += (modelled_us * 1e3).round() as u64;
         counters.quantise += spent.quantise;
         counters.synthesise += spent.synthesise;
         counters.sync += spent.sync;

@@ -283,6 +283,7 @@ impl Driver {
             counters.matmuls += 1;
             counters.rows += m as u64;
             counters.macs += (m * weight.k() * weight.n()) as u64;
+            counters.modelled_ns += (planned.plan.modelled().us * 1e3).round() as u64;
         }
         let mut counters = self.counters.lock();
         counters.programs += programs as u64;
