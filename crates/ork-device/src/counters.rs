@@ -55,8 +55,12 @@ pub struct CoreCounters {
     pub submits: u64,
     /// Tasks of those jobs.
     pub tasks: u64,
-    /// Sum of the times that the driver reports for them (modelled ones on the emulated board).
+    /// Sum of the times that the driver reports for them (modelled ones on the emulated board); jobs that were polled for
+    /// or had a fence are not in it, because nobody reports theirs.
     pub busy_ns: u64,
+    /// For those: sum of the times of the device's clock from the submit to the moment at which the end was seen. A time of
+    /// the host, never modelled.
+    pub waited_ns: u64,
 }
 
 impl DeviceCounters {
@@ -105,6 +109,9 @@ impl fmt::Display for DeviceCounters {
                 core.tasks,
                 core.busy_ns / 1000
             )?;
+            if core.waited_ns != 0 {
+                write!(f, ", {} us waited for", core.waited_ns / 1000)?;
+            }
         }
         Ok(())
     }
@@ -137,6 +144,7 @@ pub(crate) struct CoreCounting {
     pub(crate) submits: AtomicU64,
     pub(crate) tasks: AtomicU64,
     pub(crate) busy_ns: AtomicU64,
+    pub(crate) waited_ns: AtomicU64,
 }
 
 pub(crate) fn add(counter: &AtomicU64, amount: u64) {
@@ -169,6 +177,7 @@ impl Counting {
                 submits: get(&self.cores[index].submits),
                 tasks: get(&self.cores[index].tasks),
                 busy_ns: get(&self.cores[index].busy_ns),
+                waited_ns: get(&self.cores[index].waited_ns),
             }),
         }
     }

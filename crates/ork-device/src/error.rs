@@ -206,6 +206,12 @@ impl DeviceError {
         }
     }
 
+    /// Whether the process or the host has no descriptor left.
+    #[must_use]
+    pub fn is_out_of_files(&self) -> bool {
+        matches!(self.errno(), Some(Errno::EMFILE | Errno::ENFILE))
+    }
+
     /// Whether memory or addresses are out, rather than something wrong with the call.
     #[must_use]
     pub fn is_full(&self) -> bool {

@@ -89,6 +89,8 @@ pub(crate) struct Flight<'a> {
     pub(crate) lanes: Vec<Lane<'a>>,
     method: Method,
     pub(crate) began: Duration,
+    /// The cores that chains will be started on, as far as they are taken already, by lane.
+    pub(crate) held: Vec<Option<Taken<'a>>>,
     /// The cores of chains that were started, by lane.
     pub(crate) taken: Vec<Option<Taken<'a>>>,
     /// How the first attempts ended, by lane.
@@ -113,6 +115,7 @@ impl Device {
         if method == Method::Block {
             flight.block(spread)?;
         } else {
+            flight.take_cores()?;
             while !flight.look_around()? {
                 flight.pause();
             }
@@ -129,14 +132,16 @@ impl Device {
     /// As `run`.
     pub fn run_short(&self, round: Round<'_>, spread: &dyn Spread) -> Result<Vec<Completed>, SubmitError> {
         let needs_fences = round.witness == Witness::KernelWord;
+        // Decided once: another thread may learn meanwhile that there are none.
+        let fenced = if self.lacks_fences() { Fenced::No } else { Fenced::Yes };
         let plain = self.submit_mode != SubmitMode::Auto
             || round.chains.len() < 2
-            || needs_fences && self.lacks_fences();
+            || needs_fences && fenced == Fenced::No;
         if plain || round.check(self)? != Method::Block {
             return self.run(round, spread);
         }
-        let mut flight = Flight::prepare(self, round, Method::BlockFirst)?;
-        flight.block_first(spread)?;
+        let mut flight = Flight::prepare(self, round, Method::BlockFirst(fenced))?;
+        flight.block_first(fenced, spread)?;
         flight.completed()
     }
 
@@ -190,9 +195,10 @@ impl<'a> Flight<'a> {
             })
             .collect();
         drop(windows);
+        let held = lanes.iter().map(|_| None).collect();
         let taken = lanes.iter().map(|_| None).collect();
         let attempts = lanes.iter().map(|_| None).collect();
-        Ok(Self { device, output, live, inputs, lanes, method, began, taken, attempts })
+        Ok(Self { device, output, live, inputs, lanes, method, began, held, taken, attempts })
     }
 
     pub(crate) fn now(&self) -> Duration {
@@ -231,30 +237,29 @@ impl<'a> Flight<'a> {
         self.settle_all()
     }
 
-    /// All chains at once, from this thread: the first by a call that waits, the others with a fence.
-    fn block_first(&mut self, spread: &dyn Spread) -> Result<(), SubmitError> {
+    /// All chains at once, from this thread: the first by a call that waits, the others before it.
+    fn block_first(&mut self, fenced: Fenced, spread: &dyn Spread) -> Result<(), SubmitError> {
+        self.take_cores()?;
         for index in 1..self.lanes.len() {
             // Two chains may share a core by now, and follow each other.
             if self.lanes[..index].iter().any(|other| other.core == self.lanes[index].core) {
                 continue;
             }
             let none_flies = self.taken.iter().all(Option::is_none);
-            let may_lack = none_flies && !self.device.lacks_fences();
             self.start(index)?;
             let refused = |attempt: &Attempt| matches!(attempt, Attempt::Failed(Err(error)) if error.errno() == Some(Errno::EINVAL));
-            if may_lack && self.attempts[index].as_ref().is_some_and(refused) {
-                // Built without fences, as a rule; whatever else it was, the other way to wait will show.
-                self.device.refused_fence.store(true, Relaxed);
-                self.attempts[index] = None;
-                self.method = Method::Block;
-                return self.block(spread);
+            if none_flies && fenced == Fenced::Yes && self.attempts[index].as_ref().is_some_and(refused) {
+                return self.block_after_refusal(index, spread);
             }
         }
         let (submission, core) = (self.lanes[0].chain.submission, self.lanes[0].core);
-        let said = {
-            let taken = self.device.take(submission, core)?;
-            self.device.run_taken(&taken, submission, core)
+        let mut taken = match self.held[0].take() {
+            Some(taken) => taken,
+            None => return Err(SubmitError::Round("the first chain has no core".to_owned())),
         };
+        self.device.write_descriptors(&mut taken, submission, core)?;
+        let said = self.device.run_taken(&taken, submission, core);
+        self.hand_over(0, taken);
         self.collect_findings(0);
         self.attempts[0] = Some(self.after_word(0, said)?);
         while !self.look_around()? {
@@ -267,6 +272,18 @@ impl<'a> Flight<'a> {
             self.collect_findings(index);
         }
         self.settle_all()
+    }
+
+    /// The kernel refused the first job with a fence, and nothing runs. It is built without fences, if the round does well
+    /// without.
+    fn block_after_refusal(&mut self, index: usize, spread: &dyn Spread) -> Result<(), SubmitError> {
+        self.note(index, EventKind::Refused);
+        self.attempts[index] = None;
+        self.held.iter_mut().for_each(|held| *held = None);
+        self.method = Method::Block;
+        self.block(spread)?;
+        self.device.refused_fence.store(true, Relaxed);
+        Ok(())
     }
 
     /// Makes readable what a round has written whose end is known by the kernel's word.
@@ -290,15 +307,22 @@ impl<'a> Flight<'a> {
         let device = self.device;
         let fenced = match self.method {
             Method::Fence => Fenced::Yes,
-            Method::BlockFirst if !device.lacks_fences() => Fenced::Yes,
-            Method::BlockFirst | Method::Block | Method::Poll => Fenced::No,
+            Method::BlockFirst(fenced) => fenced,
+            Method::Block | Method::Poll => Fenced::No,
         };
         let lane = &mut self.lanes[index];
-        let taken = device.take(lane.chain.submission, lane.core)?;
+        let (submission, core) = (lane.chain.submission, lane.core);
+        let taken = match self.held[index].take() {
+            Some(mut taken) => {
+                device.write_descriptors(&mut taken, submission, core)?;
+                taken
+            }
+            None => device.take(submission, core)?,
+        };
         lane.started = device.shared.clock.now();
-        let tasks = lane.chain.submission.tasks().len();
+        let tasks = submission.tasks().len();
         let start = Start { output: self.output.object(), fenced, patience: lane.window, tasks };
-        match device.start_taken(&taken, lane.chain.submission, lane.core, &start) {
+        match device.start_taken(&taken, submission, core, &start) {
             Ok(fence) => {
                 lane.fence = fence;
                 lane.airborne = true;
@@ -330,7 +354,9 @@ impl<'a> Flight<'a> {
             match self.look(index)? {
                 Some(attempt) => {
                     self.attempts[index] = Some(attempt);
-                    self.taken[index] = None;
+                    if let Some(taken) = self.taken[index].take() {
+                        self.hand_over(index, taken);
+                    }
                 }
                 None => waiting = true,
             }
@@ -362,7 +388,7 @@ impl<'a> Flight<'a> {
         if self.lanes[index].seed.is_none() {
             // Only with a fence, whose word is enough here.
             if word == Word::Ended {
-                if self.method != Method::BlockFirst {
+                if !matches!(self.method, Method::BlockFirst(_)) {
                     self.fetch_results()?;
                 }
                 return Ok(Some(self.arrived(index)));
@@ -485,11 +511,11 @@ impl<'a> Flight<'a> {
         self.attempts[index].is_some()
     }
 
-    /// Takes a chain out of the round: somebody else sees to its end.
-    pub(crate) fn let_go(&mut self, index: usize) {
+    /// Takes a chain out of the round: the caller sees to its end, with the core that it had.
+    pub(crate) fn let_go(&mut self, index: usize) -> Option<Taken<'a>> {
         self.lanes[index].airborne = false;
-        self.taken[index] = None;
         self.attempts[index] = Some(Attempt::Proven);
+        self.taken[index].take()
     }
 
     /// Forgets the end of a chain that somebody else has seen to.

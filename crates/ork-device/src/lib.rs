@@ -16,6 +16,7 @@
 mod board_files;
 mod buffer;
 mod clock;
+mod cores;
 mod counters;
 mod device;
 mod error;

@@ -32,6 +32,7 @@ impl Device {
     pub fn start<'a>(&'a self, round: Round<'a>) -> Result<Pending<'a>, SubmitError> {
         let method = round.check_start(self)?;
         let mut flight = Flight::prepare(self, round, method)?;
+        flight.take_cores()?;
         flight.look_around()?;
         Ok(Pending { flight })
     }
@@ -197,8 +198,8 @@ impl Flight<'_> {
             // It stopped short, which its attempt says; or it was faster than the cut, and nothing is left over.
             return Ok(None);
         }
-        self.let_go(index);
         let device = self.device;
+        let kept = self.let_go(index);
         let lane = &self.lanes[index];
         let (submission, core, window) = (lane.chain.submission, lane.core, lane.window);
         let timeout_ms = submission.timeout_ms.unwrap_or(device.timeout_ms);
@@ -206,11 +207,14 @@ impl Flight<'_> {
         let due = lane.started + overdue;
         self.note(index, EventKind::Reaped);
         let first = submission.first_task();
+        let taken = match kept {
+            Some(taken) => taken,
+            None => device.take(submission, core)?,
+        };
         for attempt in 1..=REAPS {
             while self.now() < due {
                 device.shared.clock.pause(due.saturating_sub(self.now()));
             }
-            let taken = device.take(submission, core)?;
             let start = Start { output: None, fenced: Fenced::No, patience: window, tasks: 1 };
             device.start_taken(&taken, submission, core, &start).map_err(|source| SubmitError::Refused {
                 core,
@@ -219,7 +223,6 @@ impl Flight<'_> {
             })?;
             // What waits behind it ends after it.
             let said = device.run_taken(&taken, &first, core);
-            drop(taken);
             if said.is_err() && attempt < REAPS {
                 // It was queued behind a chain that was not overdue yet, and refused in the end; now the chain is.
                 continue;
@@ -227,6 +230,7 @@ impl Flight<'_> {
             device.judge(&first, core, said, device.take_findings(core))?;
             break;
         }
+        self.hand_over(index, taken);
         Ok(Some(ran))
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::buffer::{CACHE_LINE_BYTES, DmaBuffer, DomainId, ResidentBuffer};
 use crate::device::Device;
 use crate::error::SubmitError;
-use crate::kernel::Feature;
+use crate::kernel::{Feature, Fenced};
 use crate::options::SubmitMode;
 use crate::proof::{Cells, Seed};
 use crate::submission::Submission;
@@ -75,8 +75,8 @@ impl Input<'_> {
 pub(crate) enum Method {
     /// One call per chain, which returns when it has ended.
     Block,
-    /// As [`Self::Block`] for the first chain, as [`Self::Fence`] for the others.
-    BlockFirst,
+    /// As [`Self::Block`] for the first chain; as [`Self::Fence`] for the others, or as [`Self::Poll`] without fences.
+    BlockFirst(Fenced),
     /// Start, and look at the output; the kernel may know whether the job has ended.
     Poll,
     /// Start, and wait for a fence.

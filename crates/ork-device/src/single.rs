@@ -114,15 +114,39 @@ impl Device {
 
     /// Takes a core and the submission's domain, and writes the descriptors.
     pub(crate) fn take(&self, submission: &Submission, core: u8) -> Result<Taken<'_>, SubmitError> {
-        let mut slot = self.slots[usize::from(core)].lock();
-        if self.shared.kernel.wants_task_array() {
-            self.write_tasks(&mut slot, submission)
-                .map_err(|source| SubmitError::TaskArray { core, source })?;
-        }
-        let domain = self.shared.enter(submission.domain);
+        let mut taken = self.hold(core, submission.domain)?;
+        self.write_descriptors(&mut taken, submission, core)?;
+        Ok(taken)
+    }
+
+    /// Takes a core, and then the domain: who waits for a core holds no domain. Who holds a core takes no smaller one.
+    fn hold(&self, core: u8, domain: DomainId) -> Result<Taken<'_>, SubmitError> {
+        let slot = self.slots[usize::from(core)].lock();
+        self.join_domain(slot, domain)
+    }
+
+    pub(crate) fn join_domain<'a>(
+        &'a self,
+        slot: MutexGuard<'a, TaskArrays>,
+        domain: DomainId,
+    ) -> Result<Taken<'a>, SubmitError> {
         let doing = "making the domain live";
-        let _domain = domain.map_err(|source| SubmitError::Buffer { doing, source })?;
+        let _domain = self.shared.enter(domain).map_err(|source| SubmitError::Buffer { doing, source })?;
         Ok(Taken { slot, _domain })
+    }
+
+    /// Writes the descriptors of a submission for a core that was taken in its domain.
+    pub(crate) fn write_descriptors(
+        &self,
+        taken: &mut Taken<'_>,
+        submission: &Submission,
+        core: u8,
+    ) -> Result<(), SubmitError> {
+        if !self.shared.kernel.wants_task_array() {
+            return Ok(());
+        }
+        self.write_tasks(&mut taken.slot, submission)
+            .map_err(|source| SubmitError::TaskArray { core, source })
     }
 
     fn job<'a>(&self, taken: &'a Taken<'_>, submission: &'a Submission, core: u8) -> Job<'a> {
@@ -220,7 +244,11 @@ impl Device {
         let of_core = &self.shared.counters.cores[usize::from(completed.core)];
         add(&of_core.submits, 1);
         add(&of_core.tasks, completed.tasks.into());
-        add(&of_core.busy_ns, completed.elapsed.ns());
+        let time = match completed.elapsed {
+            Elapsed::Measured { .. } | Elapsed::Modelled { .. } => &of_core.busy_ns,
+            Elapsed::Waited { .. } => &of_core.waited_ns,
+        };
+        add(time, completed.elapsed.ns());
     }
 
     pub(crate) fn count_failed(&self, error: &SubmitError) {

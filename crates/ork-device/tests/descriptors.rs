@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
 
+use std::os::fd::AsFd;
+
 use ork_device::{Board, Coherency, Device, DeviceOptions, DriverKind, EmuOptions};
 
 #[test]
@@ -20,7 +22,23 @@ fn sixty_four_descriptors_hold_a_model() {
             (0..300).map(|index| device.alloc_weight(1 << (18 + index % 6)).unwrap()).collect();
         assert!(weights.iter().map(ork_device::DmaBuffer::len).sum::<u64>() > 700 << 20);
         drop(weights);
+        if device.lends_files() {
+            lend_a_model(&device);
+        }
         drop(device);
         assert_eq!(board.live(), Default::default());
     }
+}
+
+/// Weights in a file, used in place.
+fn lend_a_model(device: &Device) {
+    let (weights, bytes) = (300, 8192);
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(weights * bytes).unwrap();
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = open();
+    let lent: Vec<_> = (0..weights)
+        .map(|index| device.lend_weight(file.as_fd(), index * bytes..(index + 1) * bytes).unwrap())
+        .collect();
+    assert_eq!((open(), lent.len() as u64), (before, weights));
 }

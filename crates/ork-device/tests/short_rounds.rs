@@ -4,11 +4,14 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use ork_device::{
-    Board, Completed, Device, DeviceOptions, DomainId, DriverKind, EmuOptions, EventKind, FaultPlan, Spread,
-    SubmitError, SubmitMode, Threads, When,
+    Board, Completed, Device, DeviceOptions, DomainId, DriverKind, Elapsed, EmuOptions, EventKind, FaultPlan,
+    RecoveryMode, Spread, SubmitError, SubmitMode, Threads, When,
 };
 use support::*;
 
@@ -88,6 +91,84 @@ fn kernels_without_fences_are_asked_once() {
     }
     assert_eq!(spread.0.load(Relaxed), 3);
     assert_eq!(device.event_counts().recoveries(), 0);
+    assert_eq!(events(&device, [EventKind::Refused]), [1], "the job that had a fence");
+}
+
+#[test]
+fn a_refused_round_says_nothing_about_fences() {
+    // Only the fourth job's domain can be live from then on.
+    let faults = FaultPlan { leaked_domain: When::Nth(4), ..FaultPlan::default() };
+    let board = Board::new(&EmuOptions { faults, domain_wait_ms: 1, ..EmuOptions::default() });
+    let options = DeviceOptions { recovery: RecoveryMode::Forbid, ..DeviceOptions::default() };
+    let device = Device::on_board(&board, &options).unwrap();
+    let (mut own, spread) = (bench(&device, 3), Counted::default());
+    let mut other = Bench::new(&device, DomainId(1), 3, 2, 31);
+    other.seed = None;
+    run(&mut other, &device, &spread).unwrap();
+    run(&mut own, &device, &spread).unwrap();
+    let before = device.counters().jobs_given;
+    device.run_short(other.round(), &spread).unwrap_err();
+    // One with a fence, and three of the same round without.
+    assert_eq!((device.counters().jobs_given - before, spread.0.load(Relaxed)), (4, 1));
+    assert_eq!(events(&device, [EventKind::Refused]), [1]);
+    assert!(!device.lacks_fences());
+    run(&mut own, &device, &spread).unwrap();
+    own.assert_right();
+    assert_eq!(spread.0.load(Relaxed), 1, "with fences, as before");
+}
+
+#[test]
+fn what_was_waited_for_is_no_time_of_the_driver() {
+    let (device, _) = device_on(KERNELS[2], FaultPlan::default(), |_| {});
+    let (mut bench, spread) = (bench(&device, 3), Counted::default());
+    let mut waited = [0; 3];
+    for _ in 0..3 {
+        for completed in run(&mut bench, &device, &spread).unwrap() {
+            if let Elapsed::Waited { ns } = completed.elapsed() {
+                waited[usize::from(completed.core())] += ns;
+            }
+        }
+    }
+    let cores = device.counters().cores;
+    assert!(cores[0].busy_ns > 0 && cores.iter().all(|core| core.submits == 3), "{cores:?}");
+    assert_eq!((cores[1].busy_ns, cores[2].busy_ns), (0, 0));
+    assert_eq!(cores.map(|core| core.waited_ns), waited);
+}
+
+/// Short rounds wait for their first chain last, others start it first: both take the cores in one order.
+#[test]
+fn rounds_of_two_threads_do_not_wait_for_each_other() {
+    const WATCHDOG: Duration = Duration::from_secs(120);
+    for dead_core in [None, Some(0), Some(1)] {
+        let faults = FaultPlan { dead_core, ..FaultPlan::default() };
+        let (device, _) = recovering(KERNELS[2], faults, SubmitMode::Auto);
+        let (device, spread) = (Arc::new(device), Counted::default());
+        // Two lost jobs cost the core its place; from then on two chains share another one.
+        for _ in 0..2 {
+            run(&mut bench(&device, 3), &device, &spread).unwrap();
+        }
+        assert_eq!(events(&device, [EventKind::CoreRetired]), [u64::from(dead_core.is_some())]);
+        let (ended, watch) = channel();
+        for short in [true, false] {
+            let (device, ended) = (Arc::clone(&device), ended.clone());
+            std::thread::spawn(move || {
+                let mut bench = bench(&device, 3);
+                for _ in 0..200 {
+                    if short {
+                        run(&mut bench, &device, &Counted::default()).unwrap();
+                    } else {
+                        bench.spoil();
+                        bench.start(&device).unwrap().wait().unwrap();
+                    }
+                    bench.assert_right();
+                }
+                ended.send(()).unwrap();
+            });
+        }
+        for _ in 0..2 {
+            watch.recv_timeout(WATCHDOG).expect("each waits for a core of the other");
+        }
+    }
 }
 
 #[test]

@@ -28,12 +28,13 @@ pub struct DriverCounters {
     pub plans: u64,
     /// Soft resets of the NPU because its datapath changed.
     pub resets: u64,
-    /// Passes run twice because the float pipeline was cold.
+    /// Passes run again because the float pipeline was cold, or because the NPU was reset under them.
     pub rewarmed: u64,
     /// Products whose sums the host rounded or combined, beyond adding K slices.
     pub host_finished: u64,
     /// *Modelled* time of the programs and their submits on an RK3588, in nanoseconds: a prediction, without the host's
-    /// work. Plans of products of this driver only; precompiled programs have none.
+    /// work and without resets. A pass that ran again counts again, and products of a queue in one chain count as if each
+    /// was submitted by itself. Precompiled programs have none.
     pub modelled_ns: u64,
     /// Bringing activations into the bases of weights.
     pub turn: Duration,

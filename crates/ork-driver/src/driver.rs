@@ -6,7 +6,7 @@ use std::time::Instant;
 use ork_device::{Device, DeviceError, DmaBuffer, DomainId, EventKind};
 use ork_isa::soc::{RK3588, Soc};
 use ork_layout::{FeatureLayout, Format, OutputLayout, WeightLayout};
-use ork_plan::{Datapath, Decision, Plan, PlanOptions, Problem, Transition, decide};
+use ork_plan::{Datapath, Decision, Plan, PlanOptions, Problem, decide};
 use ork_quant::{BasisId, Scale};
 use ork_synth::{Binding, Bindings, OutputStage, emit_with};
 use parking_lot::{Mutex, RwLock};
@@ -166,8 +166,9 @@ impl Driver {
         *self.counters.lock()
     }
 
-    /// Tells this listener of every product from now on, or nobody. Products of [`Queue`](crate::Queue)s and
-    /// [`Precompiled`](crate::Precompiled) programs are not told. Nothing is done for a listener that is not there.
+    /// Tells this listener of every product from now on, or nobody. Products that a [`Queue`](crate::Queue) puts into one
+    /// chain with others and [`Precompiled`](crate::Precompiled) programs are not told. Nothing is done for a listener
+    /// that is not there.
     pub fn listen(&self, listener: Option<Arc<dyn Listener>>) {
         *self.listener.write() = listener;
     }
@@ -374,8 +375,7 @@ impl Driver {
             regcmds.push(scratch.with_room(&self.device, *bytes).map_err(buffer_error("allocating"))?);
         }
 
-        let mut transition = datapath.enter(&self.device, plan.datapath())?;
-        spent.resets += u64::from(transition == Transition::Reset);
+        let mut modelled_us = 0.0;
         for pass in plan.passes() {
             let shape = pass.shape;
             let here = (domain, shape.features.clone(), pass.m0);
@@ -410,7 +410,9 @@ impl Driver {
             spent.synthesise += teller.lap(Phase::Synthesise, start);
 
             let start = Instant::now();
-            let mut submit = || {
+            let mode = (plan.datapath(), weight.name());
+            let completed = datapath.run((&self.device, &self.counters), mode, || {
+                modelled_us += shape.modelled.us;
                 let bound = Bound {
                     features: &*features,
                     features_live: 0..shape.features.bytes(),
@@ -430,26 +432,7 @@ impl Driver {
                         source: Box::new(source),
                     }
                 })
-            };
-            let resets = || {
-                let counts = self.device.event_counts();
-                [EventKind::TimedOut, EventKind::Reset, EventKind::Reaped].map(|kind| counts.of(kind))
-            };
-            let before = resets();
-            let mut completed = submit();
-            if before != resets() {
-                // The NPU was reset under the pass: what was warm is cold, and floats behind it may be stale.
-                datapath.failed();
-                if plan.datapath() == Datapath::Float {
-                    transition = Transition::Rewarm;
-                }
-            }
-            if std::mem::replace(&mut transition, Transition::Free) == Transition::Rewarm && completed.is_ok()
-            {
-                completed = submit();
-                spent.rewarmed += 1;
-            }
-            let completed = completed.inspect_err(|_| datapath.failed())?;
+            })?;
             spent.submit += teller.lap_of(Phase::Submit, start, Some((&plan, pass.shape_index)));
             if let Some(finding) = completed.iter().flat_map(|done| done.findings()).next() {
                 return Err(DriverError::Objection {
@@ -474,9 +457,7 @@ impl Driver {
         counters.macs += (m * weight.k() * weight.n()) as u64;
         counters.sliced += u64::from(plan.k_slices() > 1);
         counters.programs += spent.programs;
-        counters.modelled_ns += (plan.modelled().us * 1e3).round() as u64;
-        counters.resets += spent.resets;
-        counters.rewarmed += spent.rewarmed;
+        counters.modelled_ns += (modelled_us * 1e3).round() as u64;
         counters.quantise += spent.quantise;
         counters.synthesise += spent.synthesise;
         counters.sync += spent.sync;

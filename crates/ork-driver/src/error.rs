@@ -165,6 +165,16 @@ pub enum DriverError {
         /// Why it failed.
         source: DeviceError,
     },
+    /// The NPU was reset under every submit of a pass, and the first results behind a reset may be stale.
+    #[error("matmul with {name}: the NPU was reset under each of {submits} submits of {datapath} programs")]
+    ResetAgain {
+        /// The weight.
+        name: String,
+        /// The datapath of the programs.
+        datapath: Datapath,
+        /// How often they were submitted.
+        submits: u32,
+    },
     /// The sums of an int16 product may not fit the 32 bits of the int16 datapath.
     #[error(
         "int16 sums of {k} products of up to {largest} can leave the 32 bits in which the int16 datapath saturates"
@@ -251,6 +261,10 @@ impl DriverError {
             ),
             Self::WrongProduct { .. } => Some(
                 "the weight in device memory may be damaged: load it again; if it comes back, the board is not reliable"
+                    .to_owned(),
+            ),
+            Self::ResetAgain { .. } => Some(
+                "jobs do not end in time, or their interrupts get lost: raise device.timeout_ms, or restart the board"
                     .to_owned(),
             ),
             Self::Tiles { .. } => Some("pack the model again".to_owned()),

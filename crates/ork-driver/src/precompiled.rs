@@ -6,15 +6,16 @@
 //! is found by writing the programs for two sets of addresses: a word that differs is an address, and by how much it
 //! differs says of which buffer.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ork_device::{Chain, DmaBuffer, DomainId, Input, Purpose, Reach, Round, Submission, Witness};
 use ork_isa::Iova;
 use ork_layout::{Element, FeatureLayout, Format, OutputLayout};
-use ork_plan::{Plan, Transition};
+use ork_plan::Plan;
 use ork_synth::{Binding, Bindings, emit};
 
-use crate::driver::Driver;
+use crate::driver::{Driver, Engine};
 use crate::execution::{ChainCells, Pool, cells_of, geometry, seed_of, tasks, witness_of};
 use crate::residency::Weights;
 use crate::work::check_format;
@@ -52,8 +53,38 @@ struct Lane {
     patches: Vec<Patch>,
     writes: ChainCells,
     geometry: u64,
-    /// Addresses that the words have now.
-    bound: [Iova; 3],
+    /// Addresses that the words have now, for the NPU too; unknown after a change that failed.
+    bound: Option<[Iova; 3]>,
+}
+
+impl Lane {
+    /// Puts addresses into the programs, if they have others; gives how many words changed. `flush` makes a range of the
+    /// programs visible to the NPU.
+    fn bind<E>(
+        &mut self,
+        addresses: [Iova; 3],
+        mut flush: impl FnMut(&DmaBuffer, Range<u64>) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        // Until all words are there the programs have addresses of both.
+        let bound = self.bound.take();
+        let mut patched = 0;
+        for patch in &self.patches {
+            let new = addresses[patch.operand as usize];
+            if bound.is_some_and(|bound| bound[patch.operand as usize] == new) {
+                continue;
+            }
+            let at = patch.at as usize;
+            let place = &mut self.regcmd.host_mut()[at..at + 8];
+            let word = u64::from_le_bytes(std::array::from_fn(|byte| place[byte]));
+            let keep = word & !(u64::from(u32::MAX) << VALUE_SHIFT);
+            let value = u64::from(new.0.wrapping_add(patch.offset)) << VALUE_SHIFT;
+            place.copy_from_slice(&(keep | value).to_le_bytes());
+            flush(&self.regcmd, at as u64..at as u64 + 8)?;
+            patched += 1;
+        }
+        self.bound = Some(addresses);
+        Ok(patched)
+    }
 }
 
 /// A product with a fixed number of rows and a fixed shape of the weight. It can be used with every weight of that
@@ -97,29 +128,6 @@ impl Precompiled {
     fn fits(&self, weight: &Weight) -> bool {
         let (plan, layout) = (&self.plan, weight.layout());
         (plan.format(), plan.k(), plan.n()) == (layout.format(), layout.k(), layout.n())
-    }
-
-    /// Puts addresses into the programs that have others.
-    fn bind(lanes: &mut [Lane], addresses: [Iova; 3]) -> Result<u64, ork_device::DeviceError> {
-        let mut patched = 0;
-        for lane in lanes.iter_mut().filter(|lane| lane.bound != addresses) {
-            for patch in &lane.patches {
-                let (old, new) = (lane.bound[patch.operand as usize], addresses[patch.operand as usize]);
-                if old == new {
-                    continue;
-                }
-                let at = patch.at as usize;
-                let place = &mut lane.regcmd.host_mut()[at..at + 8];
-                let word = u64::from_le_bytes(std::array::from_fn(|byte| place[byte]));
-                let keep = word & !(u64::from(u32::MAX) << VALUE_SHIFT);
-                let value = u64::from(new.0.wrapping_add(patch.offset)) << VALUE_SHIFT;
-                place.copy_from_slice(&(keep | value).to_le_bytes());
-                lane.regcmd.flush(at as u64..at as u64 + 8)?;
-                patched += 1;
-            }
-            lane.bound = addresses;
-        }
-        Ok(patched)
     }
 }
 
@@ -178,7 +186,7 @@ impl Driver {
             regcmd.flush(0..len as u64).map_err(failed("flushing programs"))?;
             let writes = chain.programs.iter().map(|tile| cells_of(&shape.outputs, tile)).collect();
             let geometry = geometry(shape, chain.core);
-            lanes.push(Lane { regcmd, submission, patches, writes, geometry, bound });
+            lanes.push(Lane { regcmd, submission, patches, writes, geometry, bound: Some(bound) });
         }
         let tiles = shape.chains.iter().flat_map(|chain| &chain.programs);
         let depth = tiles.map(|tile| u64::from(tile.k)).max().unwrap_or(0);
@@ -267,6 +275,9 @@ impl Driver {
             )));
         }
         let failed = |doing| move |source| DriverError::Batch { doing, source };
+        // As everywhere the engine comes first, then the slot of a streamed weight.
+        let mut engine = self.engine.lock();
+        let Engine { datapath, submitters, .. } = &mut *engine;
         let pinned = weight.pin()?;
         let weights: Weights<'_> = pinned.open();
         if weights.domain() != product.domain {
@@ -276,9 +287,6 @@ impl Driver {
                 product.domain
             )));
         }
-        let mut engine = self.engine.lock();
-        let transition = engine.datapath.enter(&self.device, product.plan.datapath())?;
-        self.counters.lock().resets += u64::from(transition == Transition::Reset);
         let Precompiled { plan, domain, lanes, features, outputs, depth, patched } = product;
         let shape = &plan.shapes()[0];
         let (features, outputs) = match buffers {
@@ -299,8 +307,10 @@ impl Driver {
         if features.iova().0 % 16 != 0 || outputs.iova().0 % 16 != 0 {
             return Err(misfit("a buffer does not begin at a multiple of 16 bytes".to_owned()));
         }
-        *patched += Precompiled::bind(lanes, [features.iova(), weights.iova(), outputs.iova()])
-            .map_err(failed("flushing programs"))?;
+        let addresses = [features.iova(), weights.iova(), outputs.iova()];
+        for lane in &mut *lanes {
+            *patched += lane.bind(addresses, DmaBuffer::flush).map_err(failed("flushing programs"))?;
+        }
         let is_short = plan.modelled().us < SHORT_US;
         let mut witness = witness_of(&self.device, plan.format(), *depth, self.options.completion);
         let seed = seed_of(plan.format(), *depth);
@@ -308,9 +318,8 @@ impl Driver {
             // Results of a short product are few, and to look at them needs no thread either.
             witness = Witness::Seed(seed);
         }
-        // A cold float pipeline runs twice.
-        let runs = if transition == Transition::Rewarm { 2 } else { 1 };
-        for _ in 0..runs {
+        let (name, m, k, n) = (weight.name(), plan.m() as usize, weight.k(), weight.n());
+        datapath.run((&self.device, &self.counters), (plan.datapath(), name), || {
             let chains = lanes
                 .iter_mut()
                 .map(|lane| Chain {
@@ -326,19 +335,27 @@ impl Driver {
                 .collect();
             let round =
                 Round { chains, output: &mut *outputs, live: 0..shape.outputs.bytes(), witness, inputs };
-            let pool = Pool(&engine.submitters);
+            let pool = Pool(submitters);
             let completed =
                 if is_short { self.device.run_short(round, &pool) } else { self.device.run(round, &pool) };
-            let completed = completed.map_err(|source| {
-                engine.datapath.failed();
-                let (name, m, k, n) = (weight.name().to_owned(), plan.m() as usize, weight.k(), weight.n());
-                DriverError::Submit { name, m, k, n, source: Box::new(source) }
+            let completed = completed.map_err(|source| DriverError::Submit {
+                name: name.to_owned(),
+                m,
+                k,
+                n,
+                source: Box::new(source),
             })?;
-            if let Some(finding) = completed.iter().flat_map(|done| done.findings()).next() {
-                let (name, m, k, n) = (weight.name().to_owned(), plan.m() as usize, weight.k(), weight.n());
-                return Err(DriverError::Objection { name, m, k, n, finding: Box::new(finding.clone()) });
+            match completed.iter().flat_map(|done| done.findings()).next() {
+                Some(finding) => Err(DriverError::Objection {
+                    name: name.to_owned(),
+                    m,
+                    k,
+                    n,
+                    finding: Box::new(finding.clone()),
+                }),
+                None => Ok(()),
             }
-        }
+        })?;
         let mut counters = self.counters.lock();
         counters.matmuls += 1;
         counters.rows += u64::from(plan.m());
@@ -371,4 +388,36 @@ fn patches<E>(
         }
     }
     Ok(patches)
+}
+
+#[cfg(test)]
+mod tests {
+    use ork_device::{Board, Device, DeviceOptions, EmuOptions};
+
+    use super::*;
+    use crate::DriverOptions;
+
+    #[test]
+    fn addresses_that_were_half_changed_are_all_written_again() {
+        let device =
+            Device::on_board(&Board::new(&EmuOptions::default()), &DeviceOptions::default()).unwrap();
+        let driver = Driver::new(device, DriverOptions::default()).unwrap();
+        let weight = driver.load_codes("w", 512, 320, &|_, out| out.fill(1)).unwrap();
+        let mut product = driver.precompile(&weight, 2).unwrap();
+        let lane = &mut product.lanes[0];
+        let (words, old) = (lane.regcmd.host().to_vec(), lane.bound.unwrap());
+        let all = lane.patches.len() as u64;
+        assert!(all > 1);
+        let other = old.map(|address| Iova(address.0 + 4096));
+        let mut calls = 0;
+        lane.bind(other, |_, _| {
+            calls += 1;
+            if calls == 2 { Err(()) } else { Ok(()) }
+        })
+        .unwrap_err();
+        assert_ne!(lane.regcmd.host(), words, "half changed");
+        assert_eq!(lane.bind(old, DmaBuffer::flush).unwrap(), all);
+        assert_eq!(lane.regcmd.host(), words);
+        assert_eq!(lane.bind(old, DmaBuffer::flush).unwrap(), 0);
+    }
 }

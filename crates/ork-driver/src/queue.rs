@@ -10,7 +10,7 @@ use std::sync::Arc;
 use ork_device::{CORES_MAX, Cells, Chain, DmaBuffer, Input, Round, Submission, TASKS_MAX, Task, Witness};
 use ork_isa::{Block, Cmd, Iova, Register, regs};
 use ork_layout::{Format, OutputLayout};
-use ork_plan::{Datapath, PassShape, Plan, Transition, program_pitch_bytes};
+use ork_plan::{Datapath, PassShape, Plan, program_pitch_bytes};
 use ork_synth::{Binding, Bindings, ProgramSet, emit};
 
 use crate::accumulate::sum_output_row;
@@ -237,31 +237,32 @@ impl Driver {
             lanes.push((Submission::new(core, std::mem::take(&mut lane.tasks)).in_domain(domain), lane));
         }
 
-        let transition = datapath.enter(device, Datapath::Int8)?;
         let depth = batch.iter().map(|planned| planned.depth()).max().unwrap_or(0);
         let witness = witness_of(device, Format::INT8_INT32, depth, self.options.completion);
         let programs: usize = lanes.iter().map(|(submission, _)| submission.tasks().len()).sum();
-        let mut inputs: Vec<Input<'_>> =
-            vec![Input::Host(features, 0..last.a + last.shape().features.bytes())];
-        inputs.extend(weights.iter().take(count).filter_map(|weights| weights.input(weights.len())));
         let live = 0..last.c + last.shape().outputs.bytes();
-        let chains = lanes
-            .iter_mut()
-            .map(|(submission, lane)| Chain {
-                submission,
-                writes: match witness {
-                    Witness::KernelWord => Arc::default(),
-                    Witness::Seed(_) => std::mem::take(&mut lane.writes).into(),
-                },
-                programs: lane.regcmd,
-                programs_live: 0..lane.end,
-                geometry: lane.geometry,
-            })
-            .collect();
-        let round = Round { chains, output: outputs, live, witness, inputs };
-        let completed = device.run(round, &Pool(submitters)).map_err(|source| {
-            datapath.failed();
-            DriverError::BatchSubmit { operations: count, source: Box::new(source) }
+        let name = ops[batch[0].index].weight.name();
+        let completed = datapath.run((device, &self.counters), (Datapath::Int8, name), || {
+            let mut inputs: Vec<Input<'_>> =
+                vec![Input::Host(features, 0..last.a + last.shape().features.bytes())];
+            inputs.extend(weights.iter().take(count).filter_map(|weights| weights.input(weights.len())));
+            let chains = lanes
+                .iter_mut()
+                .map(|(submission, lane)| Chain {
+                    submission,
+                    writes: match witness {
+                        Witness::KernelWord => Arc::default(),
+                        Witness::Seed(_) => lane.writes.as_slice().into(),
+                    },
+                    programs: lane.regcmd,
+                    programs_live: 0..lane.end,
+                    geometry: lane.geometry,
+                })
+                .collect();
+            let round = Round { chains, output: &mut *outputs, live: live.clone(), witness, inputs };
+            device
+                .run(round, &Pool(submitters))
+                .map_err(|source| DriverError::BatchSubmit { operations: count, source: Box::new(source) })
         })?;
         if let Some(finding) = completed.iter().flat_map(|done| done.findings()).next() {
             let op = &ops[batch[0].index];
@@ -282,10 +283,10 @@ impl Driver {
             counters.matmuls += 1;
             counters.rows += m as u64;
             counters.macs += (m * weight.k() * weight.n()) as u64;
+            counters.modelled_ns += (planned.plan.modelled().us * 1e3).round() as u64;
         }
         let mut counters = self.counters.lock();
         counters.programs += programs as u64;
-        counters.resets += u64::from(transition == Transition::Reset);
         Ok(count)
     }
 }

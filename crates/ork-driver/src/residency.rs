@@ -281,7 +281,8 @@ impl Residency {
         }
     }
 
-    /// Uses tiles where they lie in a file, if the device can and they are what the NPU reads.
+    /// Uses tiles where they lie in a file, if the device can and they are what the NPU reads. Without room in the address
+    /// space, or without a descriptor for a moment, they are not: any other place does without it.
     fn in_place(&self, device_bytes: u64, unpack: Unpack, tiles: &dyn TileBytes) -> Result<Option<Place>> {
         let Inside { device, options, .. } = &*self.inside;
         if unpack != Unpack::Copy
@@ -299,7 +300,12 @@ impl Residency {
         );
         match device.lend_weight(file, range) {
             Ok(buffer) => Ok(Some(Place::Resident(buffer))),
-            Err(error) if error.is_full() && options.stream == StreamMode::Auto => Ok(None),
+            Err(error)
+                if options.stream == StreamMode::Auto && (error.is_full() || error.is_out_of_files()) =>
+            {
+                tracing::debug!(device_bytes, %error, "tiles are not used in place");
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }

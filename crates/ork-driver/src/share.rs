@@ -6,8 +6,9 @@ use parking_lot::Mutex;
 /// Rows of one piece of work: some tens of kilobytes, which a second-level cache holds.
 pub(crate) const ROWS: usize = 8;
 
-/// Does pieces of work on this thread and on those of rayon's pool that are awake in time: the calling thread does not
-/// hand its work over and wait, so that a busy machine costs nothing but the help.
+/// Does pieces of work on this thread and on those of rayon's pool that come to help: the calling thread takes pieces like
+/// them, and then waits until each helper has looked for a piece. On a busy pool that is a wait for what its threads do
+/// first.
 pub(crate) fn share<I>(pieces: I, work: impl Fn(I::Item) + Sync)
 where
     I: ExactSizeIterator + Send,

@@ -5,8 +5,11 @@
 mod support;
 
 use half::f16;
-use ork_device::{Board, Device, DeviceOptions, EmuOptions};
-use ork_driver::{Driver, DriverError, DriverOptions, Operands, Requantise, Values};
+use ork_device::{Board, Device, DeviceOptions, EmuOptions, EventKind, RecoveryMode};
+use ork_driver::{
+    CompletionMode, Driver, DriverError, DriverOptions, MatmulGroup, Operands, Queue, Requantise, Values,
+    Work,
+};
 use ork_emu::{FaultPlan, When};
 use ork_layout::{Format, Int4};
 
@@ -112,6 +115,87 @@ fn the_fold_waits_for_another_product_after_a_reset() {
     let behind_reset = flushed();
     assert_eq!(behind_reset + k as u64, first, "rows, without the padding of the fold");
     assert_eq!(flushed(), first, "and the fold again");
+
+    // A product that fails before anything of it runs stands for nothing.
+    int4(&driver).unwrap();
+    let (x, mut out) = (vec![f32::NAN; m * k], vec![0.0; m * n]);
+    let mut group = MatmulGroup { m, x: &x, parts: vec![(&weight, &mut out[..])] };
+    let refused = driver.matmul(&mut group).unwrap_err();
+    assert!(matches!(refused, DriverError::Activation { .. }), "{refused:?}");
+    assert_eq!(flushed(), behind_reset);
+    assert_eq!(flushed(), first);
+}
+
+/// A driver whose `nth` job hangs and is submitted again.
+fn recovering(hang: When, lost_interrupt: When) -> Driver {
+    let faults = FaultPlan { hang, lost_interrupt, ..FaultPlan::default() };
+    let board = Board::new(&EmuOptions { faults, ..EmuOptions::default() });
+    let device = DeviceOptions {
+        cores: 1,
+        timeout_ms: 200,
+        recovery: RecoveryMode::Allow,
+        ..DeviceOptions::default()
+    };
+    let options = DriverOptions { completion: CompletionMode::Seed, ..DriverOptions::default() };
+    Driver::new(Device::on_board(&board, &device).unwrap(), options).unwrap()
+}
+
+/// uapi.md A.10: the first program behind a reset may give stale output, and the kernel resets the NPU at a time-out.
+#[test]
+fn a_reset_under_a_pass_leaves_floats_cold() {
+    // The first pass of floats runs twice. Whichever of the two is lost, a clean one follows it.
+    for nth in [1, 2] {
+        let driver = recovering(When::Nth(nth), When::Never);
+        fp16(&driver).unwrap();
+        assert_eq!(driver.device().event_counts().of(EventKind::TimedOut), 1);
+        assert_eq!(changes(&driver), (0, nth), "lost job {nth}");
+        assert_eq!(driver.device().counters().submits(), 1 + nth);
+        fp16(&driver).unwrap();
+        assert_eq!(changes(&driver), (0, nth), "warm");
+    }
+
+    // Whatever ran when the NPU was reset, floats run twice behind it.
+    type Job = fn(&Driver);
+    let products: [(&str, Job); 3] = [
+        ("product", |driver| int8(driver).unwrap()),
+        ("programs that are kept", |driver| {
+            let weight = driver.load_codes("w", K, N, &|_, out| out.fill(1)).unwrap();
+            let mut product = driver.precompile(&weight, M).unwrap();
+            let mut out = vec![0; M * N];
+            driver.run_precompiled_codes(&mut product, &weight, &[1; M * K], &mut out).unwrap();
+            assert_eq!(out, [K as i32; M * N]);
+        }),
+        ("queue", |driver| {
+            let weight = driver.load_codes("w", K, N, &|_, out| out.fill(1)).unwrap();
+            let (a, mut first, mut second) = ([1; M * K], vec![0; M * N], vec![0; M * N]);
+            let mut queue = Queue::new();
+            queue.push(&weight, M, Work::Int8 { a: &a, out: &mut first }, &[]);
+            queue.push(&weight, M, Work::Int8 { a: &a, out: &mut second }, &[]);
+            assert_eq!(driver.run_queue(queue).unwrap().batches, [2]);
+            assert_eq!((first, second), (vec![K as i32; M * N], vec![K as i32; M * N]));
+        }),
+    ];
+    for (name, product) in products {
+        let driver = recovering(When::Nth(3), When::Never);
+        fp16(&driver).unwrap();
+        product(&driver);
+        assert_eq!(driver.device().event_counts().of(EventKind::TimedOut), 1, "{name}");
+        assert_eq!(changes(&driver), (0, 1), "{name}");
+        fp16(&driver).unwrap();
+        assert_eq!(changes(&driver), (0, 2), "{name}");
+    }
+}
+
+#[test]
+fn floats_that_are_reset_every_time_are_an_error() {
+    let driver = recovering(When::Never, When::Always);
+    let error = fp16(&driver).unwrap_err();
+    assert!(matches!(error, DriverError::ResetAgain { submits: 4, .. }), "{error:?}");
+    assert!(error.to_string().contains("each of 4 submits of float programs"), "{error}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("timeout_ms")));
+    assert_eq!(driver.device().counters().submits(), 4);
+    // Exact sums are complete, whenever the reset came.
+    int8(&driver).unwrap();
 }
 
 #[test]

@@ -5,7 +5,10 @@
 
 mod support;
 
+use half::f16;
+use ork_driver::Work;
 use ork_isa::soc::RK3588;
+use ork_layout::Format;
 use ork_plan::{Decision, PlanOptions, Problem, cost, decide};
 use ork_testkit::{Case, Shape};
 
@@ -69,4 +72,19 @@ fn planner_and_simulator_agree_about_time() {
             "{shape}, {programs} programs: planned {planned:.3} us, simulated {simulated:.3} us"
         );
     }
+}
+
+#[test]
+fn a_pass_that_runs_twice_counts_twice() {
+    let (driver, _board) = support::driver(1);
+    let weight =
+        driver.load_elements::<f16>("w", Format::FP16_FP32, 64, 64, &|_, out| out.fill(f16::ONE)).unwrap();
+    let (a, mut out) = ([f16::ONE; 64], [0.0; 64]);
+    let mut counted = || {
+        let before = driver.counters().modelled_ns;
+        driver.work(&weight, 1, &mut Work::Fp16 { a: &a, out: &mut out }).unwrap();
+        driver.counters().modelled_ns - before
+    };
+    let (cold, warm) = (counted(), counted());
+    assert!(warm > 0 && cold.abs_diff(2 * warm) <= 1, "{cold} ns cold, {warm} ns warm");
 }

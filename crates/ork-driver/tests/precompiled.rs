@@ -4,6 +4,10 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
 use half::f16;
 use ork_device::{
     Board, Device, DeviceOptions, DomainId, DriverKind, EmuOptions, EventKind, FaultPlan, Purpose,
@@ -244,6 +248,60 @@ fn floats_run_twice_when_they_are_cold() {
         submits.push(driver.device().counters().submits() - before);
     }
     assert_eq!(submits[0], 2 * submits[1], "{submits:?}");
+}
+
+#[test]
+fn a_call_that_is_refused_leaves_floats_cold() {
+    let (driver, _) = driver(|device, _| device.cores = 1);
+    let ones = |_: usize, out: &mut [f16]| out.fill(f16::ONE);
+    let weight = driver.load_elements::<f16>("w", Format::FP16_FP32, 64, 64, &ones).unwrap();
+    let mut product = driver.precompile(&weight, 1).unwrap();
+    let device = driver.device();
+    let mut features = device.alloc(Purpose::Data, product.features().bytes()).unwrap();
+    product.features().write_rows(&[f16::ONE; 64], features.host_mut());
+    features.flush(0..features.len()).unwrap();
+    for len in [16, product.outputs().bytes()] {
+        let mut outputs = device.alloc(Purpose::Data, len).unwrap();
+        let buffers = InPlace { features: &features, outputs: &mut outputs };
+        match driver.run_in_place(&mut product, &weight, buffers) {
+            Ok(()) => assert_eq!(device.counters().submits(), 2, "a cold pass, and one that counts"),
+            Err(error) => assert!(matches!(error, DriverError::Misfit { .. }) && len == 16, "{error:?}"),
+        }
+    }
+    assert_eq!((device.counters().submits(), driver.counters().rewarmed), (2, 1));
+}
+
+/// Everybody takes the NPU first, and then the slot of a streamed weight.
+#[test]
+fn threads_with_one_streamed_weight_do_not_wait_for_each_other() {
+    const WATCHDOG: Duration = Duration::from_secs(120);
+    let (driver, _) = driver(|_, options| {
+        options.residency.stream = ork_driver::StreamMode::All;
+        options.residency.window_bytes = 512 * 256;
+    });
+    let case = Case::new(Shape::new(1, 512, 256), 1);
+    let shared = Arc::new((load(&driver, &case), driver));
+    let (ended, watch) = channel();
+    for kept in [true, false] {
+        let (shared, ended, case) = (Arc::clone(&shared), ended.clone(), case.clone());
+        std::thread::spawn(move || {
+            let (weight, driver) = &*shared;
+            let mut product = driver.precompile(weight, 1).unwrap();
+            for _ in 0..200 {
+                if kept {
+                    assert_eq!(run(driver, &mut product, weight, &case), want(&case));
+                } else {
+                    let mut got = vec![i32::MIN; 256];
+                    driver.matmul_codes(weight, 1, &case.features(), &mut got).unwrap();
+                    assert_eq!(got, want(&case));
+                }
+            }
+            ended.send(()).unwrap();
+        });
+    }
+    for _ in 0..2 {
+        watch.recv_timeout(WATCHDOG).expect("each waits for what the other has");
+    }
 }
 
 #[test]

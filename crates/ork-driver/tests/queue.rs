@@ -82,16 +82,24 @@ fn eight_int8_products_are_one_chain_on_each_core() {
                 SHAPES.iter().zip(0..).map(|(&(m, k, n), seed)| int8(&driver, m, k, n, seed)).collect();
             for round in 0..2 {
                 let before = driver.device().counters().submits();
+                let modelled = driver.counters().modelled_ns;
                 let mut queue = Queue::new();
                 for product in &mut products {
                     product.got.fill(i32::MIN);
                     product.add(&mut queue);
                 }
                 let report = driver.run_queue(queue).unwrap();
+                let in_one = driver.counters().modelled_ns - modelled;
                 products.iter().for_each(Int8::check);
                 assert_eq!((&report.batches[..], report.resets), (&[8][..], 0), "{kernel:?} {submit:?}");
                 let submits = driver.device().counters().submits() - before;
                 assert!(submits <= u64::from(cores), "{submits} submits on {cores} cores, round {round}");
+                let modelled = driver.counters().modelled_ns;
+                for product in &mut products {
+                    let m = product.case.shape.m as usize;
+                    driver.matmul_codes(&product.weight, m, &product.features, &mut product.got).unwrap();
+                }
+                assert_eq!(in_one, driver.counters().modelled_ns - modelled, "as if each was alone");
             }
             assert_eq!(driver.device().event_counts().recoveries(), 0);
             drop((products, driver));

@@ -538,3 +538,38 @@ fn files_are_lent_as_far_as_there_is_room() {
     drop(driver);
     support::assert_nothing_lives(&board);
 }
+
+/// Not a test of its own: what a process with few descriptors runs.
+#[test]
+fn few_files() {
+    if !std::env::args().any(|argument| argument == "with-few-files") {
+        return;
+    }
+    let (x, w) = operands(Shape::new(2, 512, 256));
+    let (driver, _board) = driver(DriverKind::Rknpu, 1, DriverOptions::default());
+    let tiles = || {
+        let mut tiles = plain(Tier::W8A8, (512, 256), &[512], &w, Basis::identity(512).unwrap()).tiles;
+        tiles.bytes = Arc::new(InFile::new(tiles.bytes.bytes()));
+        tiles
+    };
+    let (first, second) = (tiles(), tiles());
+    let all: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+    let elsewhere = driver.load_tiles("w", first).unwrap();
+    drop(all);
+    assert_eq!(driver.device().counters().buffers_imported, 0);
+    let in_place = driver.load_tiles("w", second).unwrap();
+    assert_eq!(driver.device().counters().buffers_imported, 1);
+    assert_eq!(multiply(&driver, &elsewhere, 2, &x), multiply(&driver, &in_place, 2, &x));
+}
+
+#[test]
+fn without_a_descriptor_tiles_are_used_elsewhere() {
+    let script = "ulimit -n 48; exec \"$0\" --exact few_files with-few-files";
+    let child = std::process::Command::new("sh")
+        .args(["-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && said.contains("1 passed"), "{said}");
+}

@@ -108,6 +108,9 @@ impl DmaBuf {
     /// copy is made, and what changes them changes this. Whoever lends a file promises that nobody shortens it meanwhile: a
     /// device that reads a page that is gone is the process reading it, which SIGBUS ends.
     ///
+    /// What imports this keeps the pages and no descriptor: a model has more weights than a process may have files. So the
+    /// dma-buf itself lives as long as this value and the descriptors that it was installed as.
+    ///
     /// **Only an emulated board can do this.** On a real one memory for the NPU comes from its driver or is a dma-buf, and
     /// no driver makes a dma-buf of a file (`udmabuf` takes sealed memfds).
     ///
@@ -127,9 +130,15 @@ impl DmaBuf {
             return Err(Errno::ENOMEM);
         }
         let dram = board.file_dram(file, offset, size).map_err(|error| Errno::from_io(&error))?;
+        Self::of_lent(board, Arc::new(dram))
+    }
+
+    /// The file of lent pages.
+    pub(crate) fn of_lent(board: &Arc<Inner>, dram: Arc<Dram>) -> Result<Self, Errno> {
+        let size = dram.len() as u64;
         // Descriptors of one file are one dma-buf; so this needs a file of its own, which stands for the pages.
-        let stand_in = sealed_memfd(size as usize).map_err(|error| Errno::from_io(&error))?;
-        Ok(Self::new(board, Content::Lent(Arc::new(dram)), Arc::new(stand_in), size))
+        let stand_in = sealed_memfd(dram.len()).map_err(|error| Errno::from_io(&error))?;
+        Ok(Self::new(board, Content::Lent(dram), Arc::new(stand_in), size))
     }
 
     pub(crate) fn content(&self) -> &Content {

@@ -45,14 +45,22 @@ pub(crate) struct Object {
     pub(crate) address: u64,
     /// Fake offset; imports have none.
     pub(crate) offset: Option<u64>,
-    /// The dma-buf that this imports.
-    source: Option<DmaBuf>,
-    /// The dma-buf that exports this.
+    /// What this imports.
+    source: Option<Source>,
+    /// The dma-buf that stands for this outside: one that exports it, or the one with lent pages that it imports.
     export: Mutex<Weak<dma_buf::Inside>>,
     /// Held while the CPU's side is made.
     mapping: Mutex<()>,
     /// Jobs in flight that write this (`rocket`).
     writers: Mutex<Vec<Arc<Completion>>>,
+}
+
+/// What an imported object keeps besides its memory.
+enum Source {
+    /// The dma-buf, with its file.
+    Kept(DmaBuf),
+    /// Nothing, of a dma-buf with lent pages: a model has more weights than a process has descriptors.
+    Lent,
 }
 
 /// What to allocate.
@@ -179,9 +187,14 @@ impl Object {
         let size = source.size();
         let memory = || Ok(Arc::clone(source.dram()));
         let (iova, dram) = place(board, space, size, Alignment::Size, memory).map_err(|_| Errno::ENOMEM)?;
-        if let Content::Heap(heap) = source.content() {
-            heap.attached.fetch_add(1, Relaxed);
-        }
+        let (kept, export) = match source.content() {
+            Content::Lent(_) => (Source::Lent, source.downgrade()),
+            Content::Heap(heap) => {
+                heap.attached.fetch_add(1, Relaxed);
+                (Source::Kept(source.clone()), Weak::new())
+            }
+            Content::Object(_) => (Source::Kept(source.clone()), Weak::new()),
+        };
         let mut objects = board.objects.lock();
         let address = objects.next_address;
         Ok(objects.add(Self {
@@ -197,15 +210,19 @@ impl Object {
             iova,
             address,
             offset: None,
-            source: Some(source.clone()),
-            export: Mutex::default(),
+            source: Some(kept),
+            export: Mutex::new(export),
             mapping: Mutex::default(),
             writers: Mutex::default(),
         }))
     }
 
     pub(crate) fn is_import_of(&self, source: &DmaBuf) -> bool {
-        self.source.as_ref().is_some_and(|own| own.is(source))
+        match &self.source {
+            Some(Source::Kept(own)) => own.is(source),
+            Some(Source::Lent) => DmaBuf::upgrade(&self.export.lock()).is_some_and(|own| own.is(source)),
+            None => false,
+        }
     }
 
     pub(crate) fn is_import(&self) -> bool {
@@ -214,14 +231,17 @@ impl Object {
 
     /// The dma-buf of this object, the same for every export.
     pub(crate) fn export(self: &Arc<Self>) -> Result<DmaBuf, Errno> {
-        if let Some(source) = &self.source {
+        if let Some(Source::Kept(source)) = &self.source {
             return Ok(source.clone());
         }
         let mut slot = self.export.lock();
         if let Some(known) = DmaBuf::upgrade(&slot) {
             return Ok(known);
         }
-        let fresh = DmaBuf::of(&self.board, self)?;
+        let fresh = match self.source {
+            Some(Source::Lent) => DmaBuf::of_lent(&self.board, Arc::clone(&self.dram))?,
+            _ => DmaBuf::of(&self.board, self)?,
+        };
         *slot = fresh.downgrade();
         Ok(fresh)
     }
@@ -375,7 +395,9 @@ fn place(
 impl Drop for Object {
     fn drop(&mut self) {
         self.space.write().unmap(self.iova);
-        if let Some(Content::Heap(heap)) = self.source.as_ref().map(DmaBuf::content) {
+        if let Some(Source::Kept(source)) = &self.source
+            && let Content::Heap(heap) = source.content()
+        {
             heap.attached.fetch_sub(1, Relaxed);
         }
         self.board.give_sram(self.sram);

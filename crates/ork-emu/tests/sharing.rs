@@ -381,10 +381,16 @@ fn pages_of_a_file_are_read_in_place_and_never_written() {
     assert_eq!(buffer.grant(0, 4096).unwrap_err(), Errno::EACCES);
     bracket(&board, fd, sync::READ | sync::WRITE).unwrap();
     bracket(&board, fd, sync::END | sync::READ | sync::WRITE).unwrap();
+    assert_eq!(import_fd(npu.transport(), fd), Ok(handle), "the same dma-buf");
     // The import keeps the pages, not the descriptor and not the file.
     board.close_fd(fd).unwrap();
     drop((buffer, file));
+    assert_eq!((board.live().dma_bufs, board.live().lent_bytes), (0, 8192));
     submit(&npu, &request(&tasks, 1, 1)).unwrap();
+    // Exported again it is a dma-buf again, and one with the import.
+    let again = export_fd(npu.transport(), handle).unwrap();
+    assert_eq!(import_fd(npu.transport(), again), Ok(handle));
+    board.close_fd(again).unwrap();
     npu.mem_destroy(handle).unwrap();
     drop((tasks, npu));
     all_gone(&board);
