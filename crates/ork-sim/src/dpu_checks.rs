@@ -110,6 +110,9 @@ pub(crate) fn output_format(
         let float = matches!(main.sums, Sums::Float(_));
         return match out {
             Some(out @ (Precision::Fp16 | Precision::Fp32)) if float => Ok(Some(converter(out))),
+            Some(Precision::Int8 | Precision::Int16) if format.in_precision() == Precision::Int32.code() => {
+                refuse("element-wise programs store int32 from int32")
+            }
             Some(out @ (Precision::Int8 | Precision::Int16 | Precision::Int32)) if !float => {
                 Ok(Some(converter(out)))
             }

@@ -254,7 +254,7 @@ fn readers_that_nobody_feeds_or_that_do_not_exist() {
         ((0x5048, 1 << 12), "rdma-mode"),
         ((0x501C, 4), "per-channel-operands"),
         ((0x5034, 0x4000_0008), "operand-size"),
-        ((0x4070, 0x9045_02C0), "alu-algo"),
+        ((0x4070, 0x9047_02C0), "alu-algo"),
         ((0x4070, 0x90C2_02C0), "operand-size"),
         ((0x400C, 0x1E7), "dpu-mode"),
         ((0x4010, 0x4000_0000), "output-format"),
