@@ -182,6 +182,19 @@ pub(crate) fn fetch(
         ]
     };
     let flying = mode.flying_mode() == 1;
+    let comb = mode.comb_use();
+    let paired = comb == 5 && !flying && erdma.erdma_disable() == 0;
+    if view.get::<dpu::FeatureModeCfg>().flying_mode() == 0 && mode.mrdma_disable() == 0 && !paired {
+        return Err(hang(
+            site,
+            Category::InvalidProgram,
+            "mrdma-unfed",
+            registers(),
+            rule("without FLYING_MODE the DPU takes sums of CORE: MRDMA must be off unless COMB_USE is 5"),
+            format!("MRDMA is on, COMB_USE is {comb}: it waits for data that nobody takes or sends"),
+            "isa-notes G-2, D.3, isa-int4-sdp.md §3.8",
+        ));
+    }
     if flying != (feed == Feed::Memory) {
         return Err(unmodelled(
             site,
@@ -190,19 +203,6 @@ pub(crate) fn fetch(
             "DPU and DPU_RDMA agree on where the main data come from",
             "they do not",
             "isa-notes D.3",
-        ));
-    }
-    let comb = mode.comb_use();
-    let paired = comb == 5 && !flying && erdma.erdma_disable() == 0;
-    if !flying && mode.mrdma_disable() == 0 && !paired {
-        return Err(hang(
-            site,
-            Category::InvalidProgram,
-            "mrdma-unfed",
-            registers(),
-            rule("a convolution feeds the DPU itself: MRDMA must be off unless COMB_USE is 5"),
-            format!("MRDMA is on, COMB_USE is {comb}: it waits for data that nobody sends"),
-            "isa-notes G-2, D.3",
         ));
     }
     if flying && mode.mrdma_disable() == 1 {

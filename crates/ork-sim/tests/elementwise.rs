@@ -248,6 +248,12 @@ fn readers_that_nobody_feeds_or_that_do_not_exist() {
         let (_, outcome) = bytes_pass(&patched(&int8_mul(8, 64), &[patch]), &a, &a, Silicon::default());
         assert_hang(&outcome, check, 0);
     }
+    // isa-int4-sdp.md §3.8: MRDMA on while the DPU takes sums, whatever the reader's own FLYING_MODE.
+    let unfed = patched(&int8_mul(8, 64), &[(0x400C, 0x1E4)]);
+    assert_hang(&bytes_pass(&unfed, &a, &a, Silicon::default()).1, "mrdma-unfed", 0);
+    // With MRDMA off nothing reads either.
+    let off = patched(&unfed, &[(0x5044, 0x7811)]);
+    assert_hang(&bytes_pass(&off, &a, &a, Silicon::default()).1, "mrdma-off", 0);
     for (patch, check) in [
         ((0x5044, 0x7800), "flying-disagrees"),
         ((0x5044, 0x7901), "comb-use"),
