@@ -366,7 +366,11 @@ impl<'a> Stages<'a> {
             EwOp::Mul { .. } => x * operand(),
             EwOp::Lut => {
                 let value = self.lut.as_ref().map_or(0, |(lut, tables)| lut.float_value(tables, input, x));
-                return Staged::Table(if ew.relu { relu_int(value, None) } else { value });
+                let value = if ew.relu { value.max(0) } else { value };
+                return match ew.relux.map(f32::from_bits) {
+                    Some(limit) if ew.relu && limit < value as f32 => Staged::Float(limit),
+                    _ => Staged::Table(value),
+                };
             }
         };
         Staged::Float(if ew.relu { relu_float(result, ew.relux) } else { result })
