@@ -395,7 +395,17 @@ fn ew_operand(
     let surface_bytes = pixels * ATOM;
     let mut operand = Operand { bytes: Vec::new(), precision, pixels, per_channel: false };
     match erdma.erdma_data_mode() {
-        // One value per channel, contiguous (`isa-int4-sdp.md` §3.4 "Per-channel multiply").
+        // One value per channel, in an atom for each surface of them: EW expects it so too.
+        0 if !paired && ew.ew_data_mode() == 0 => {
+            operand.per_channel = true;
+            let lanes = ATOM * 8 / precision.bits() as usize;
+            for surface in 0..cube.channels.div_ceil(lanes) as u64 {
+                let at = base + surface * stride;
+                read(machine, site, view, "ERDMA", at, ATOM, &mut operand.bytes)?;
+                ranges.push(("ERDMA", at, at + ATOM as u64));
+            }
+        }
+        // EW expects one per pixel: contiguous (`isa-int4-sdp.md` §3.4 "Per-channel multiply").
         0 if !paired => {
             operand.per_channel = true;
             let len = cube.channels * precision.bits() as usize / 8;

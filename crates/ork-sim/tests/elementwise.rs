@@ -328,6 +328,33 @@ fn output_over_its_own_input_corrupts() {
 }
 
 #[test]
+fn a_copy_onto_itself_is_harmless() {
+    // isa-int4-sdp.md §3.5: the captured load of tables passes a scratch buffer through itself, all stages bypassed.
+    let a = Random(12).bytes(512);
+    let copy = [(0x4040, 0x53), (0x4070, 0x383), (0x5034, 1), (0x4084, 1), (0x4088, 0), (0x4020, A)];
+    for (size, patch, harmless) in [
+        ((1, 16), vec![], true),
+        ((8, 64), vec![], true),
+        // A stage is on, the output is shifted by an atom, or its surfaces lie elsewhere.
+        ((8, 64), vec![(0x4040, 0x12)], false),
+        ((8, 64), vec![(0x4020, A + 16)], false),
+        ((8, 64), vec![(0x40C0, 0x70)], false),
+        ((8, 64), vec![(0x4038, 1)], false),
+    ] {
+        let bus = bus();
+        bus.put(A, &a);
+        let body = patched(&patched(&int8_mul(size.0, size.1), &copy), &patch);
+        let outcome = run_words(&mut fresh(Silicon::default()), &bus, &body, 0x18);
+        if harmless {
+            assert_clean(&outcome, 1);
+            assert_eq!(bus.get(A, 512), a);
+        } else {
+            assert_wrong(&outcome, "in-place");
+        }
+    }
+}
+
+#[test]
 fn fp16_operations_and_the_order_of_their_operands() {
     let plain = Silicon::default();
     let reversed = Silicon { sub_order: Order::Reversed, ..plain };

@@ -233,3 +233,33 @@ fn multipliers_from_memory() {
         assert_unmodelled(&run(&shift, &bus(), 8).1, "stage-operand");
     }
 }
+
+#[test]
+fn ew_adds_a_value_per_channel_when_both_modes_say_so() {
+    // 16 channels of two pixels: EW_DATA_MODE and ERDMA_DATA_MODE 0, an atom of operands for each surface.
+    let body = |algo: u32, stride: u32| {
+        let ew = 2 << 22 | algo << 16 | 0x2C0;
+        patched(&base(2, 16), &[(0x4070, ew), (0x5034, 8), (0x5040, stride)])
+    };
+    let values: Vec<f32> = (0..32).map(|i| i as f32 * 0.5 - 3.0).collect();
+    let operands: Vec<f32> = (1..17).map(|i| i as f32).collect();
+    let bus = bus();
+    bus.put(A, &halves(&values));
+    bus.put(EW, &halves(&operands));
+    for (algo, f) in [(2, (|a, b| a + b) as fn(f32, f32) -> f32), (4, |a, b| a - b), (0, f32::max)] {
+        let (got, outcome) = run(&body(algo, 16), &bus, 32);
+        assert_clean(&outcome, 1);
+        for (i, got) in got.iter().enumerate() {
+            assert_eq!(*got, f(values[i], operands[i / 16 * 8 + i % 8]), "{algo}: {i}");
+        }
+    }
+    // The stride counts: 0 gives both surfaces the first atom.
+    let (got, outcome) = run(&body(2, 0), &bus, 32);
+    assert_clean(&outcome, 1);
+    for (i, got) in got.iter().enumerate() {
+        assert_eq!(*got, values[i] + operands[i % 8]);
+    }
+    // One mode alone is the measured fault.
+    let differs = patched(&body(2, 16), &[(0x4070, 1 << 28 | 2 << 22 | 2 << 16 | 0x2C0)]);
+    assert_wrong(&run(&differs, &bus, 32).1, "per-channel-alu");
+}
