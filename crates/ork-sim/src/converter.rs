@@ -76,19 +76,36 @@ impl Converter {
 
     /// Stores float data, or a table's integer in float mode.
     pub(crate) fn store_float(self, value: Staged, bytes: &mut [u8]) {
-        if self.out == Precision::Fp32 {
-            let value = match value {
-                Staged::Float(value) => value,
-                Staged::Table(value) => value as f32,
-            };
-            return bytes.copy_from_slice(&value.to_le_bytes());
+        match self.out {
+            Precision::Fp32 => {
+                let value = match value {
+                    Staged::Float(value) => value,
+                    Staged::Table(value) => value as f32,
+                };
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
+            Precision::Int16 => {
+                // The conversion saturates, and makes 0 of NaN.
+                let value = match value {
+                    Staged::Float(value) => value.round_ties_even() as i16,
+                    Staged::Table(value) => value.clamp(i16::MIN.into(), i16::MAX.into()) as i16,
+                };
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
+            _ => {
+                let half = match value {
+                    Staged::Float(value) if self.offset_first => {
+                        self.affine(f64::from((value + self.offset as f32) * self.scale as f32))
+                    }
+                    Staged::Table(value) if self.offset_first => {
+                        self.affine(value.saturating_add(self.offset).saturating_mul(self.scale) as f64)
+                    }
+                    Staged::Float(value) => self.narrow(value),
+                    Staged::Table(value) => f16::from_f64(value as f64),
+                };
+                bytes.copy_from_slice(&half.to_le_bytes());
+            }
         }
-        let half = match value {
-            Staged::Float(value) => self.narrow(value),
-            Staged::Table(value) if self.offset_first => self.affine(value),
-            Staged::Table(value) => f16::from_f64(value as f64),
-        };
-        bytes.copy_from_slice(&half.to_le_bytes());
     }
 
     /// To nearest even; what lies beyond the range of fp16 becomes infinity, or its largest number.
@@ -100,21 +117,20 @@ impl Converter {
         half
     }
 
-    /// The affine form (NS-5): `(value + offset) * scale` becomes fp16 first, then MINUS_EXP is subtracted from
-    /// the exponent field modulo 32. A zero therefore decodes to 2^(17 - MINUS_EXP).
-    fn affine(self, value: i64) -> f16 {
-        let scaled = value.saturating_add(self.offset).saturating_mul(self.scale);
-        let half = f16::from_f64(scaled as f64);
+    /// The affine form (NS-5): `scaled`, which is `(value + offset) * scale`, becomes fp16 first, then MINUS_EXP is
+    /// subtracted from the exponent field modulo 32. A zero therefore decodes to 2^(17 - MINUS_EXP).
+    fn affine(self, scaled: f64) -> f16 {
+        let half = f16::from_f64(scaled);
         if self.minus_exp == 0 {
             return half;
         }
         let exponent = u32::from(half.to_bits() >> 10) & 31;
-        if scaled != 0 && exponent <= self.minus_exp {
+        if scaled != 0.0 && exponent <= self.minus_exp {
             // The field would underflow: no test separates the outcomes but the wrap, which is excluded (NS-8).
             let power = (-f64::from(self.minus_exp)).exp2();
-            return f16::from_f64(scaled as f64 * power);
+            return f16::from_f64(scaled * power);
         }
-        if scaled == 0 && self.silicon.affine_zero == AffineZero::Zero {
+        if scaled == 0.0 && self.silicon.affine_zero == AffineZero::Zero {
             return f16::ZERO;
         }
         let field = exponent.wrapping_sub(self.minus_exp) & 31;
@@ -124,6 +140,11 @@ impl Converter {
     /// The same, storing zeros.
     pub(crate) fn zero(self) -> Self {
         Self { scale: 0, offset: 0, ..self }
+    }
+
+    /// Float data that go out as integers as they are.
+    pub(crate) fn is_plain(self) -> bool {
+        self.scale == 1 && self.shift == 0 && self.offset == 0 && !self.to_fp16 && !self.offset_first
     }
 
     /// An int32 that goes out as it is.
@@ -136,8 +157,8 @@ impl Converter {
 mod tests {
     use super::*;
 
-    fn affine(offset: i64, minus_exp: u32) -> Converter {
-        Converter {
+    fn stored(offset: i64, minus_exp: u32, value: Staged) -> f32 {
+        let converter = Converter {
             out: Precision::Fp16,
             scale: 1,
             shift: 0,
@@ -147,21 +168,26 @@ mod tests {
             to_fp16: true,
             minus_exp,
             silicon: Silicon::default(),
-        }
+        };
+        let mut bytes = [0; 2];
+        converter.store_float(value, &mut bytes);
+        f16::from_le_bytes(bytes).to_f32()
     }
 
     #[test]
     fn zero_decodes_to_a_power_of_two() {
         // isa-notes NS-5: five published magnitudes.
         for (minus_exp, value) in [(15, 4.0), (14, 8.0), (13, 16.0), (11, 64.0), (10, 128.0)] {
-            assert_eq!(affine(-7, minus_exp).affine(7).to_f32(), value);
+            assert_eq!(stored(-7, minus_exp, Staged::Table(7)), value);
+            assert_eq!(stored(-7, minus_exp, Staged::Float(7.0)), value);
         }
     }
 
     #[test]
     fn other_results_are_scaled_by_the_power() {
-        assert_eq!(affine(0, 15).affine(16384).to_f32(), 0.5);
-        assert_eq!(affine(-16384, 14).affine(0).to_f32(), -1.0);
-        assert_eq!(affine(1, 15).affine(0).to_f32(), 2f32.powi(-15), "subnormal");
+        assert_eq!(stored(0, 15, Staged::Table(16384)), 0.5);
+        assert_eq!(stored(-16384, 14, Staged::Table(0)), -1.0);
+        assert_eq!(stored(1, 15, Staged::Table(0)), 2f32.powi(-15), "subnormal");
+        assert_eq!(stored(3, 2, Staged::Float(-1.5)), 0.375);
     }
 }

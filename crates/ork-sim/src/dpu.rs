@@ -92,7 +92,7 @@ pub(crate) fn finish(
         Form::Stream { .. } => wdma::stream_extent(view, machine.dma_base, pixels, groups, row_bytes),
         _ => place.extent(),
     };
-    if let Some(finding) = in_place(site, view, extent, machine.dma_base, operands) {
+    if let Some(finding) = in_place(site, view, extent, machine.dma_base, (&stages, row_bytes), operands) {
         machine.diagnoses.push(finding);
         poison.all = true;
     }

@@ -110,10 +110,18 @@ pub(crate) fn output_format(
         let float = matches!(main.sums, Sums::Float(_));
         return match out {
             Some(out @ (Precision::Fp16 | Precision::Fp32)) if float => Ok(Some(converter(out))),
+            Some(Precision::Int16) if float && converter(Precision::Int16).is_plain() => {
+                Ok(Some(converter(Precision::Int16)))
+            }
+            Some(Precision::Int8 | Precision::Int16) if format.in_precision() == Precision::Int32.code() => {
+                refuse("element-wise programs store int32 from int32")
+            }
             Some(out @ (Precision::Int8 | Precision::Int16 | Precision::Int32)) if !float => {
                 Ok(Some(converter(out)))
             }
-            _ => refuse("element-wise programs store integers from integers, fp16 or fp32 from fp16"),
+            _ => refuse(
+                "element-wise programs store integers from integers; fp16, fp32, or by scale 1 int16 from fp16",
+            ),
         };
     };
     let expected = if conv.precision == Precision::Tf32 { Precision::Fp32 } else { conv.precision };

@@ -83,13 +83,42 @@ impl Operand {
     }
 }
 
+/// What BRDMA or NRDMA delivers: one operand per channel.
+#[derive(Debug, Default)]
+pub(crate) struct PerChannel {
+    /// 32-bit words, int32 or fp32.
+    alu: Option<Vec<u32>>,
+    /// fp16.
+    mul: Option<Vec<u16>>,
+}
+
+impl PerChannel {
+    pub(crate) fn has_alu(&self) -> bool {
+        self.alu.is_some()
+    }
+
+    pub(crate) fn has_mul(&self) -> bool {
+        self.mul.is_some()
+    }
+
+    /// The adder's operand; 0 without one.
+    pub(crate) fn alu(&self, channel: usize) -> u32 {
+        self.alu.as_ref().and_then(|words| words.get(channel)).copied().unwrap_or(0)
+    }
+
+    /// The multiplier's operand; 0 without one.
+    pub(crate) fn mul(&self, channel: usize) -> u16 {
+        self.mul.as_ref().and_then(|halves| halves.get(channel)).copied().unwrap_or(0)
+    }
+}
+
 /// What the readers deliver.
 #[derive(Debug, Default)]
 pub(crate) struct Operands {
-    /// BS adder, one per channel.
-    pub(crate) bs_alu: Option<Vec<i32>>,
-    /// BN adder, one per channel.
-    pub(crate) bn_alu: Option<Vec<i32>>,
+    /// From BRDMA.
+    pub(crate) bs: PerChannel,
+    /// From NRDMA.
+    pub(crate) bn: PerChannel,
     pub(crate) ew: Option<Operand>,
     /// Memory that was read: reader, first and last address plus one.
     pub(crate) ranges: Vec<(&'static str, u64, u64)>,
@@ -153,6 +182,19 @@ pub(crate) fn fetch(
         ]
     };
     let flying = mode.flying_mode() == 1;
+    let comb = mode.comb_use();
+    let paired = comb == 5 && !flying && erdma.erdma_disable() == 0;
+    if view.get::<dpu::FeatureModeCfg>().flying_mode() == 0 && mode.mrdma_disable() == 0 && !paired {
+        return Err(hang(
+            site,
+            Category::InvalidProgram,
+            "mrdma-unfed",
+            registers(),
+            rule("without FLYING_MODE the DPU takes sums of CORE: MRDMA must be off unless COMB_USE is 5"),
+            format!("MRDMA is on, COMB_USE is {comb}: it waits for data that nobody takes or sends"),
+            "isa-notes G-2, D.3, isa-int4-sdp.md §3.8",
+        ));
+    }
     if flying != (feed == Feed::Memory) {
         return Err(unmodelled(
             site,
@@ -161,19 +203,6 @@ pub(crate) fn fetch(
             "DPU and DPU_RDMA agree on where the main data come from",
             "they do not",
             "isa-notes D.3",
-        ));
-    }
-    let comb = mode.comb_use();
-    let paired = comb == 5 && !flying && erdma.erdma_disable() == 0;
-    if !flying && mode.mrdma_disable() == 0 && !paired {
-        return Err(hang(
-            site,
-            Category::InvalidProgram,
-            "mrdma-unfed",
-            registers(),
-            rule("a convolution feeds the DPU itself: MRDMA must be off unless COMB_USE is 5"),
-            format!("MRDMA is on, COMB_USE is {comb}: it waits for data that nobody sends"),
-            "isa-notes G-2, D.3",
         ));
     }
     if flying && mode.mrdma_disable() == 1 {
@@ -220,32 +249,25 @@ pub(crate) fn fetch(
     if cube.pixels() > crate::conv::SUMS_MAX / cube.channels {
         return Err(crate::conv::too_large(site, format!("{cube:?}")));
     }
-    let mut operands = Operands::default();
-    let bs_use = view.get::<dpu_rdma::RdmaBrdmaCfg>().brdma_data_use();
-    let bn_use = view.get::<dpu_rdma::RdmaNrdmaCfg>().nrdma_data_use();
-    if (bs_use | bn_use) & !1 != 0 {
-        return Err(unmodelled(
+    let mut operands = Operands {
+        bs: per_channel(
+            machine,
             site,
-            "per-channel-operands",
-            vec![view.show::<dpu_rdma::RdmaBrdmaCfg>(), view.show::<dpu_rdma::RdmaNrdmaCfg>()],
-            "the adders of BS and BN can take an int32 for each channel; how other operands lie is not known",
-            "others are asked for",
-            "isa.md §9.6, isa-notes D.1",
-        ));
-    }
-    let mut per_channel = |reader, base: u32| {
-        let mut bytes = Vec::new();
-        read(machine, site, view, reader, base.into(), cube.channels * 4, &mut bytes)?;
-        Ok(bytes.as_chunks::<4>().0.iter().map(|word| i32::from_le_bytes(*word)).collect())
+            view,
+            "BRDMA",
+            view.get::<dpu_rdma::RdmaBrdmaCfg>().brdma_data_use(),
+            view.get::<dpu_rdma::RdmaBsBaseAddr>().bs_base_addr(),
+        )?,
+        bn: per_channel(
+            machine,
+            site,
+            view,
+            "NRDMA",
+            view.get::<dpu_rdma::RdmaNrdmaCfg>().nrdma_data_use(),
+            view.get::<dpu_rdma::RdmaBnBaseAddr>().bn_base_addr(),
+        )?,
+        ..Operands::default()
     };
-    if bs_use == 1 {
-        let base = view.get::<dpu_rdma::RdmaBsBaseAddr>().bs_base_addr();
-        operands.bs_alu = Some(per_channel("BRDMA", base)?);
-    }
-    if bn_use == 1 {
-        let base = view.get::<dpu_rdma::RdmaBnBaseAddr>().bn_base_addr();
-        operands.bn_alu = Some(per_channel("NRDMA", base)?);
-    }
     if erdma.erdma_disable() == 1 {
         return Ok(operands);
     }
@@ -278,6 +300,56 @@ pub(crate) fn fetch(
     Ok(operands)
 }
 
+/// Operands of BS or BN: 32-bit words for the adder, or fp16 for the multiplier, never both. Behind a whole surface of
+/// multipliers a short one is not read.
+fn per_channel(
+    machine: &mut Machine<'_>,
+    site: Site,
+    view: View<'_>,
+    reader: &str,
+    data_use: u32,
+    base: u32,
+) -> Result<PerChannel, Stop> {
+    let channels = Cube::decode(view).channels;
+    let float = is_float_mode(view);
+    let mut bytes = Vec::new();
+    let mut operands = PerChannel::default();
+    match data_use {
+        0 => {}
+        1 => {
+            read(machine, site, view, reader, base.into(), channels * 4, &mut bytes)?;
+            operands.alu =
+                Some(bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect());
+        }
+        4 if float && (channels <= ATOM / 2 || channels.is_multiple_of(ATOM / 2)) => {
+            read(machine, site, view, reader, base.into(), channels * 2, &mut bytes)?;
+            operands.mul =
+                Some(bytes.as_chunks::<2>().0.iter().map(|half| u16::from_le_bytes(*half)).collect());
+        }
+        other => {
+            return Err(unmodelled(
+                site,
+                "per-channel-operands",
+                vec![
+                    view.show::<dpu_rdma::RdmaBrdmaCfg>(),
+                    view.show::<dpu_rdma::RdmaNrdmaCfg>(),
+                    view.show::<dpu_rdma::RdmaDataCubeChannel>(),
+                ],
+                "the adders of BS and BN can take 32 bits for each channel, or in float the multipliers fp16, of one \
+                 short surface or of whole ones",
+                format!("{reader} DATA_USE is {other} with {channels} channels"),
+                "isa.md §9.6, isa-notes D.1, docs/assumptions.md S-82",
+            ));
+        }
+    }
+    Ok(operands)
+}
+
+/// The DPU computes in float.
+fn is_float_mode(view: View<'_>) -> bool {
+    matches!(view.get::<dpu::DataFormat>().proc_precision(), 2 | 5)
+}
+
 fn ew_operand(
     machine: &mut Machine<'_>,
     site: Site,
@@ -288,7 +360,7 @@ fn ew_operand(
 ) -> Result<Operand, Stop> {
     let erdma: dpu_rdma::RdmaErdmaCfg = view.get();
     let ew: dpu::EwCfg = view.get();
-    let float = matches!(view.get::<dpu::DataFormat>().proc_precision(), 2 | 5);
+    let float = is_float_mode(view);
     let size = erdma.erdma_data_size();
     let precision = match (size, float) {
         (1, false) => Precision::Int8,
@@ -323,7 +395,17 @@ fn ew_operand(
     let surface_bytes = pixels * ATOM;
     let mut operand = Operand { bytes: Vec::new(), precision, pixels, per_channel: false };
     match erdma.erdma_data_mode() {
-        // One value per channel, contiguous (`isa-int4-sdp.md` §3.4 "Per-channel multiply").
+        // One value per channel, in an atom for each surface of them: EW expects it so too.
+        0 if !paired && ew.ew_data_mode() == 0 => {
+            operand.per_channel = true;
+            let lanes = ATOM * 8 / precision.bits() as usize;
+            for surface in 0..cube.channels.div_ceil(lanes) as u64 {
+                let at = base + surface * stride;
+                read(machine, site, view, "ERDMA", at, ATOM, &mut operand.bytes)?;
+                ranges.push(("ERDMA", at, at + ATOM as u64));
+            }
+        }
+        // EW expects one per pixel: contiguous (`isa-int4-sdp.md` §3.4 "Per-channel multiply").
         0 if !paired => {
             operand.per_channel = true;
             let len = cube.channels * precision.bits() as usize / 8;
@@ -383,13 +465,15 @@ pub(crate) fn main_data(
     let mode: dpu_rdma::RdmaFeatureModeCfg = view.get();
     let cube = Cube::decode(view);
     let precision = match Precision::from_code(mode.in_precision()) {
-        Some(precision @ (Precision::Int8 | Precision::Int16 | Precision::Fp16)) => precision,
+        Some(precision @ (Precision::Int8 | Precision::Int16 | Precision::Int32 | Precision::Fp16)) => {
+            precision
+        }
         _ => {
             return Err(unmodelled(
                 site,
                 "main-precision",
                 vec![view.show::<dpu_rdma::RdmaFeatureModeCfg>()],
-                "element-wise programs take int8, int16 or fp16",
+                "element-wise programs take int8, int16, int32 or fp16",
                 format!("RDMA IN_PRECISION is {}", mode.in_precision()),
                 "isa-int4-sdp.md §3.1",
             ));

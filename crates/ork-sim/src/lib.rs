@@ -11,6 +11,7 @@
 //! - A hang is a value ([`JobEnd::Hang`]): the host thread is never blocked.
 #![forbid(unsafe_code)]
 
+mod alu;
 mod bus;
 mod cbuf;
 mod cbuf_rules;

@@ -60,6 +60,8 @@ impl Tables {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Evaluation {
     start: [i64; 2],
+    /// Index from which LO goes on by its slope.
+    lo_end: i64,
     select: [u32; 2],
     uflow: (i64, u32),
     oflow: (i64, u32),
@@ -97,6 +99,7 @@ impl Evaluation {
                 i64::from(view.get::<dpu::LutLeStart>().lut_le_start().cast_signed()),
                 i64::from(view.get::<dpu::LutLoStart>().lut_lo_start().cast_signed()),
             ],
+            lo_end: i64::from(view.get::<dpu::LutLoEnd>().lut_lo_end().cast_signed()),
             select,
             uflow: (signed(le_scale.lut_le_slope_uflow_scale()), le_shift.lut_le_slope_uflow_shift()),
             oflow: (signed(lo_scale.lut_lo_slope_oflow_scale()), lo_shift.lut_lo_slope_oflow_shift()),
@@ -145,10 +148,13 @@ impl Evaluation {
             return if edge >= 0 && self.bounded { value.max(0) } else { value };
         }
         let entry = (offset >> select) as usize;
+        let last = i64::from(table[ENTRIES - 1]);
+        // LE has no program beyond its last entry.
+        if side == 1 && index > self.lo_end {
+            return last + (index.saturating_sub(self.lo_end).saturating_mul(self.oflow.0) >> self.oflow.1);
+        }
         if entry >= ENTRIES - 1 {
-            let end = ((ENTRIES - 1) as i64) << select;
-            return i64::from(table[ENTRIES - 1])
-                + ((offset - end).saturating_mul(self.oflow.0) >> self.oflow.1);
+            return last;
         }
         let (low, high) = (i64::from(table[entry]), i64::from(table[entry + 1]));
         let rest = offset & ((1 << select) - 1);
@@ -191,6 +197,7 @@ mod tests {
     fn plain() -> Evaluation {
         Evaluation {
             start: [-16384, 0],
+            lo_end: 16384,
             select: [5, 5],
             uflow: (0, 0),
             oflow: (0x4032, 13),
@@ -222,5 +229,12 @@ mod tests {
         tables[0][0] = -5;
         assert_eq!(steep.value(&tables, 0.0, -16384 - 1000), -5 + ((-1000 * 23107) >> 22));
         assert_eq!(plain().value(&tables, 0.0, 16384 + 8192), 488 + 0x4032);
+        // LO_END says where the slope begins (NS-34), before the last entry or behind it.
+        let early = Evaluation { lo_end: 8192, ..plain() };
+        assert_eq!(early.value(&tables, 0.0, 8192), 1000 - 256);
+        assert_eq!(early.value(&tables, 0.0, 16384), 488 + 0x4032);
+        let late = Evaluation { lo_end: 20000, ..plain() };
+        assert_eq!(late.value(&tables, 0.0, 20000), 488);
+        assert_eq!(late.value(&tables, 0.0, 20000 + 8192), 488 + 0x4032);
     }
 }

@@ -7,56 +7,24 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
+use ork_isa::Precision;
 use ork_isa::regs::dpu;
 
+use crate::alu::{Adder, Algo};
 use crate::core::round_shift;
 use crate::diagnosis::{RegisterValue, Site, Stop, unmodelled};
-use crate::dpu_rdma::{Operand, Operands};
+use crate::dpu_rdma::{Operand, Operands, PerChannel};
 use crate::options::{BnShift, Order, Silicon, StageShift, StageWidth};
 use crate::regs::View;
 use crate::sdp_lut::{ENTRIES, Evaluation};
 
-/// What an adder can do instead of adding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Algo {
-    Max,
-    Min,
-    Add,
-    Div,
-    Sub,
-}
-
-impl Algo {
-    fn int(self, order: Order, a: i64, b: i64) -> i64 {
-        match self {
-            Self::Sub if order == Order::Reversed => b.saturating_sub(a),
-            Self::Max => a.max(b),
-            Self::Min => a.min(b),
-            Self::Sub => a.saturating_sub(b),
-            // Integer division is refused at decode.
-            Self::Add | Self::Div => a.saturating_add(b),
-        }
-    }
-
-    /// The main operand comes first (`isa-int4-sdp.md` §3.3 "SUB and DIV").
-    fn float(self, order: Order, a: f32, b: f32) -> f32 {
-        match self {
-            Self::Div if order == Order::Reversed => b / a,
-            Self::Sub if order == Order::Reversed => b - a,
-            Self::Max => a.max(b),
-            Self::Min => a.min(b),
-            Self::Add => a + b,
-            Self::Div => a / b,
-            Self::Sub => a - b,
-        }
-    }
-}
-
 /// BS or BN.
 #[derive(Clone, Debug)]
 struct Scale {
+    /// Operation, constant, and whether the operand comes from memory instead.
     alu: Option<(Algo, u32, bool)>,
-    mul: Option<u16>,
+    /// Constant, and whether the operand comes from memory instead.
+    mul: Option<(u16, bool)>,
     shift: (u32, u32),
     prelu: bool,
     relu: bool,
@@ -80,29 +48,33 @@ fn shift_of(value: i64, (positive, negative): (u32, u32)) -> u32 {
 }
 
 impl Scale {
-    fn int_alu(&self, value: i64, per_channel: Option<&[i32]>, channel: usize) -> i64 {
-        let Some((algo, constant, from_memory)) = self.alu else { return value };
-        let operand = match per_channel {
-            Some(words) if from_memory => words.get(channel).copied().unwrap_or(0),
-            _ => constant.cast_signed(),
-        };
-        algo.int(Order::MainFirst, value, i64::from(operand))
+    fn int_alu(&self, value: i64, memory: &PerChannel, channel: usize) -> i64 {
+        self.alu.map_or(value, |(algo, constant, from_memory)| {
+            let operand = if from_memory { memory.alu(channel) } else { constant };
+            algo.int(Order::MainFirst, value, i64::from(operand.cast_signed()))
+        })
     }
 
-    fn float_alu(&self, value: f32) -> f32 {
-        self.alu.map_or(value, |(algo, constant, _)| {
-            algo.float(Order::MainFirst, value, f32::from_bits(constant))
+    /// Operands of the adder are fp32.
+    fn float_alu(&self, value: f32, memory: &PerChannel, channel: usize) -> f32 {
+        self.alu.map_or(value, |(algo, constant, from_memory)| {
+            let operand = if from_memory { memory.alu(channel) } else { constant };
+            algo.float(Order::MainFirst, value, f32::from_bits(operand))
         })
     }
 
     fn int_mul(&self, value: i64) -> Option<i64> {
-        let factor = self.mul.filter(|_| !self.prelu || value < 0)?;
+        let (factor, _) = self.mul.filter(|_| !self.prelu || value < 0)?;
         Some(value.saturating_mul(i64::from(factor.cast_signed())))
     }
 
-    fn float_mul(&self, value: f32) -> f32 {
+    /// Operands of the multiplier are fp16.
+    fn float_mul(&self, value: f32, memory: &PerChannel, channel: usize) -> f32 {
         match self.mul {
-            Some(factor) if !self.prelu || value < 0.0 => value * f16::from_bits(factor).to_f32(),
+            Some((factor, from_memory)) if !self.prelu || value < 0.0 => {
+                let factor = if from_memory { memory.mul(channel) } else { factor };
+                value * f16::from_bits(factor).to_f32()
+            }
             _ => value,
         }
     }
@@ -116,27 +88,27 @@ impl Scale {
     }
 
     /// BS: adder, multiplier, shift to nearest even, ReLU.
-    fn bs_int(&self, rounding: StageShift, value: i64, per_channel: Option<&[i32]>, channel: usize) -> i64 {
-        let added = self.int_alu(value, per_channel, channel);
+    fn bs_int(&self, rounding: StageShift, value: i64, memory: &PerChannel, channel: usize) -> i64 {
+        let added = self.int_alu(value, memory, channel);
         let scaled = self.int_mul(added).map_or(added, |x| rounding.apply(x, shift_of(x, self.shift)));
         self.relu_of_int(scaled)
     }
 
     /// BN: multiplier, adder, shift (which floors: the table index relies on it), ReLU.
-    fn bn_int(&self, rounding: BnShift, value: i64, per_channel: Option<&[i32]>, channel: usize) -> i64 {
+    fn bn_int(&self, rounding: BnShift, value: i64, memory: &PerChannel, channel: usize) -> i64 {
         let scaled = self.int_mul(value);
-        let added = self.int_alu(scaled.unwrap_or(value), per_channel, channel);
+        let added = self.int_alu(scaled.unwrap_or(value), memory, channel);
         let shifted =
             if scaled.is_some() { rounding.apply(added, shift_of(added, self.shift)) } else { added };
         self.relu_of_int(shifted)
     }
 
-    fn bs_float(&self, value: f32) -> f32 {
-        self.relu_of_float(self.float_mul(self.float_alu(value)))
+    fn bs_float(&self, value: f32, memory: &PerChannel, channel: usize) -> f32 {
+        self.relu_of_float(self.float_mul(self.float_alu(value, memory, channel), memory, channel))
     }
 
-    fn bn_float(&self, value: f32) -> f32 {
-        self.relu_of_float(self.float_alu(self.float_mul(value)))
+    fn bn_float(&self, value: f32, memory: &PerChannel, channel: usize) -> f32 {
+        self.relu_of_float(self.float_alu(self.float_mul(value, memory, channel), memory, channel))
     }
 }
 
@@ -149,11 +121,18 @@ enum EwOp {
     Lut,
 }
 
+/// The operand in `EW_OP_VALUE_0`, in both readings.
+#[derive(Clone, Copy, Debug)]
+struct Constant {
+    int: i64,
+    float: f32,
+}
+
 #[derive(Clone, Debug)]
 struct Ew {
     op: EwOp,
     from_memory: bool,
-    constant: u32,
+    constant: Constant,
     /// Operand converter: offset, scale, shift, offset first, half up.
     convert: Option<(i64, i64, u32, bool, bool)>,
     truncate: (u32, u32),
@@ -186,26 +165,6 @@ pub(crate) struct Stages<'a> {
     pub(crate) operand_wrapped: AtomicBool,
 }
 
-fn algo(site: Site, code: u32, float: bool, register: RegisterValue) -> Result<Algo, Stop> {
-    Ok(match code {
-        0 => Algo::Max,
-        1 => Algo::Min,
-        2 => Algo::Add,
-        3 if float => Algo::Div,
-        4 => Algo::Sub,
-        _ => {
-            return Err(unmodelled(
-                site,
-                "alu-algo",
-                vec![register],
-                "known programs use maximum, minimum, add, subtract, and divide in float",
-                format!("the code is {code}"),
-                "isa-int4-sdp.md §3.3, §3.4",
-            ));
-        }
-    })
-}
-
 #[expect(clippy::too_many_arguments, reason = "the registers of BS or of BN, which have one layout")]
 fn scale(
     site: Site,
@@ -216,30 +175,34 @@ fn scale(
     shift_neg: u32,
     registers: [RegisterValue; 2],
     float: bool,
-    memory_alu: bool,
+    memory: &PerChannel,
 ) -> Result<Option<Scale>, Stop> {
     if cfg.bs_bypass() == 1 {
         return Ok(None);
     }
     let use_alu = cfg.bs_alu_bypass() == 0;
     let use_mul = cfg.bs_mul_bypass() == 0;
-    let from_memory = use_alu && cfg.bs_alu_src() == 1;
-    if (use_mul && (mul.bs_mul_src() == 1 || mul.bs_truncate_src() == 1))
-        || (from_memory && (!memory_alu || float))
+    let alu_from_memory = use_alu && cfg.bs_alu_src() == 1;
+    let mul_from_memory = use_mul && mul.bs_mul_src() == 1;
+    if (use_mul && mul.bs_truncate_src() == 1)
+        || (alu_from_memory && !memory.has_alu())
+        || (mul_from_memory && !memory.has_mul())
     {
         return Err(unmodelled(
             site,
             "stage-operand",
             registers.to_vec(),
-            "stages take their operands from registers; only the integer BS adder is known to read memory",
+            "operands of BS and BN come from registers; the adder's, and in float the multiplier's, from BRDMA and \
+             NRDMA as well",
             "another operand is to come from memory, or its reader is off",
-            "isa.md §9.1, isa-notes D.6",
+            "isa.md §9.1, isa-notes D.6, docs/assumptions.md S-69",
         ));
     }
-    let algo = if use_alu { algo(site, cfg.bs_alu_algo(), false, registers[0])? } else { Algo::Add };
+    let adder = if float { Adder::Float } else { Adder::IntScale };
+    let algo = if use_alu { Algo::decode(site, cfg.bs_alu_algo(), adder, registers[0])? } else { Algo::Add };
     Ok(Some(Scale {
-        alu: use_alu.then_some((algo, alu, from_memory)),
-        mul: use_mul.then_some(mul.bs_mul_operand() as u16),
+        alu: use_alu.then_some((algo, alu, alu_from_memory)),
+        mul: use_mul.then_some((mul.bs_mul_operand() as u16, mul_from_memory)),
         shift: (mul.bs_mul_shift_value(), shift_neg),
         prelu: cfg.bs_mul_prelu() == 1,
         relu: cfg.bs_relu_bypass() == 0,
@@ -273,7 +236,7 @@ impl<'a> Stages<'a> {
             format.bs_mul_shift_value_neg(),
             [view.show::<dpu::BsCfg>(), view.show::<dpu::BsMulCfg>()],
             float,
-            operands.bs_alu.is_some(),
+            &operands.bs,
         )?;
         // BN has the layout of BS.
         let bn = scale(
@@ -285,7 +248,7 @@ impl<'a> Stages<'a> {
             format.bn_mul_shift_value_neg(),
             [view.show::<dpu::BnCfg>(), view.show::<dpu::BnMulCfg>()],
             float,
-            operands.bn_alu.is_some(),
+            &operands.bn,
         )?;
         let ew = ew(site, view, float, operands)?;
         let lut = match &ew {
@@ -325,7 +288,7 @@ impl<'a> Stages<'a> {
     pub(crate) fn int(&self, value: i32, channel: usize, pixel: usize) -> i64 {
         let mut x = i64::from(value);
         if let Some(bs) = &self.bs {
-            x = self.width.apply(bs.bs_int(self.shift, x, self.operands.bs_alu.as_deref(), channel));
+            x = self.width.apply(bs.bs_int(self.shift, x, &self.operands.bs, channel));
         }
         if let Some((op, sums, channels)) = &self.ow {
             let at = pixel * channels + if *channels == 1 { 0 } else { channel };
@@ -333,8 +296,7 @@ impl<'a> Stages<'a> {
         }
         let input = x;
         if let Some(bn) = &self.bn {
-            let per_channel = self.operands.bn_alu.as_deref();
-            x = self.width.apply(bn.bn_int(self.bn_shift, x, per_channel, channel));
+            x = self.width.apply(bn.bn_int(self.bn_shift, x, &self.operands.bn, channel));
         }
         if let Some(ew) = &self.ew {
             x = self.width.apply(self.ew_int(ew, input, x, channel, pixel));
@@ -369,7 +331,7 @@ impl<'a> Stages<'a> {
     fn operand_int(&self, ew: &Ew, channel: usize, pixel: usize) -> i64 {
         let raw = match &self.operands.ew {
             Some(operand) if ew.from_memory => operand.int(channel, pixel),
-            _ => i64::from(ew.constant.cast_signed()),
+            _ => ew.constant.int,
         };
         match ew.convert {
             None => raw,
@@ -386,16 +348,16 @@ impl<'a> Stages<'a> {
     pub(crate) fn float(&self, value: f32, channel: usize, pixel: usize) -> Staged {
         let mut x = value;
         if let Some(bs) = &self.bs {
-            x = bs.bs_float(x);
+            x = bs.bs_float(x, &self.operands.bs, channel);
         }
         let input = x;
         if let Some(bn) = &self.bn {
-            x = bn.bn_float(x);
+            x = bn.bn_float(x, &self.operands.bn, channel);
         }
         let Some(ew) = &self.ew else { return Staged::Float(x) };
         let operand = || match &self.operands.ew {
             Some(operand) if ew.from_memory => Operand::float(operand, channel, pixel),
-            _ => f32::from_bits(ew.constant),
+            _ => ew.constant.float,
         };
         let result = match ew.op {
             EwOp::Nothing => x,
@@ -404,7 +366,11 @@ impl<'a> Stages<'a> {
             EwOp::Mul { .. } => x * operand(),
             EwOp::Lut => {
                 let value = self.lut.as_ref().map_or(0, |(lut, tables)| lut.float_value(tables, input, x));
-                return Staged::Table(if ew.relu { relu_int(value, None) } else { value });
+                let value = if ew.relu { value.max(0) } else { value };
+                return match ew.relux.map(f32::from_bits) {
+                    Some(limit) if ew.relu && limit < value as f32 => Staged::Float(limit),
+                    _ => Staged::Table(value),
+                };
             }
         };
         Staged::Float(if ew.relu { relu_float(result, ew.relux) } else { result })
@@ -420,17 +386,6 @@ fn ew(site: Site, view: View<'_>, float: bool, operands: &Operands) -> Result<Op
     let refuse = |check, known: &str, found: String, source| {
         Err(unmodelled(site, check, registers(), known, found, source))
     };
-    if cfg.ew_equal_en() == 1
-        || (cfg.ew_lut_bypass() == 1 && cfg.ew_binary_en() == 1)
-        || cfg.ew_data_mode() > 1
-    {
-        return refuse(
-            "ew-mode",
-            "EQUAL, BINARY and EW_DATA_MODE above 1 occur in no known program",
-            "one of them is set".to_owned(),
-            "isa-int4-sdp.md §3.3",
-        );
-    }
     let scale: dpu::EwCvtScaleValue = view.get();
     let op = if cfg.ew_lut_bypass() == 0 {
         // With the table on, the ALU and the multiplier do not act (`isa-int4-sdp.md` §3.3).
@@ -440,8 +395,22 @@ fn ew(site: Site, view: View<'_>, float: bool, operands: &Operands) -> Result<Op
     } else if cfg.ew_op_type() == 1 {
         EwOp::Mul { prelu: cfg.ew_mul_prelu() == 1 }
     } else {
-        EwOp::Alu(algo(site, cfg.ew_alu_algo(), float, view.show::<dpu::EwCfg>())?)
+        let adder = if float { Adder::Float } else { Adder::IntEw };
+        EwOp::Alu(Algo::decode(site, cfg.ew_alu_algo(), adder, view.show::<dpu::EwCfg>())?)
     };
+    // The vendor sets EQUAL_EN with maximum and minimum, where it has no effect.
+    let extreme = matches!(op, EwOp::Alu(Algo::Max | Algo::Min));
+    if (cfg.ew_equal_en() == 1 && !extreme)
+        || (cfg.ew_lut_bypass() == 1 && cfg.ew_binary_en() == 1)
+        || cfg.ew_data_mode() > 1
+    {
+        return refuse(
+            "ew-mode",
+            "EQUAL without a maximum or minimum, BINARY and EW_DATA_MODE above 1 occur in no known program",
+            "one of them is set".to_owned(),
+            "isa-int4-sdp.md §3.3, docs/assumptions.md S-80",
+        );
+    }
     let from_memory = cfg.ew_op_src() == 1;
     let acts = matches!(op, EwOp::Alu(_) | EwOp::Mul { .. });
     if acts && from_memory && operands.ew.is_none() {
@@ -452,20 +421,23 @@ fn ew(site: Site, view: View<'_>, float: bool, operands: &Operands) -> Result<Op
             "isa-notes D.3",
         );
     }
-    if acts && !from_memory && view.get::<dpu::EwOpValue1>().0 != 0 {
+    if acts && !from_memory && !one_constant(view) {
         return refuse(
             "ew-constants",
-            "only EW_OP_VALUE_0 is known",
-            "EW_OP_VALUE_1 is set as well".to_owned(),
-            "isa-int4-sdp.md §3.4",
+            "the constants of EW are one number in all of EW_OP_VALUE_0 to 7, or in the first alone",
+            "they differ".to_owned(),
+            "isa-int4-sdp.md §3.4, docs/assumptions.md S-81",
         );
     }
-    if acts && !float && from_memory && cfg.edata_size() == 3 && !matches!(op, EwOp::Mul { .. }) {
+    let format: dpu::DataFormat = view.get();
+    let wide = acts && !float && from_memory && cfg.edata_size() == 3;
+    let all_wide = format.in_precision() == Precision::Int32.code() && cfg.ew_op_cvt_bypass() == 1;
+    if wide && !all_wide && !matches!(op, EwOp::Mul { .. }) {
         return refuse(
             "integer-add-32",
-            "adding a 32-bit integer operand gave garbage on silicon; a 16-bit one is taken as working",
-            "EDATA_SIZE is 3".to_owned(),
-            "isa-notes NS-15, D.2",
+            "the adder takes a 32-bit integer operand with int32 main data from memory and the operand converter off",
+            "the main data are narrower, or the converter is on: silicon gave garbage".to_owned(),
+            "isa-notes NS-15, D.2, docs/assumptions.md S-29",
         );
     }
     let convert = (!float && cfg.ew_op_cvt_bypass() == 0).then(|| {
@@ -480,10 +452,39 @@ fn ew(site: Site, view: View<'_>, float: bool, operands: &Operands) -> Result<Op
     Ok(Some(Ew {
         op,
         from_memory,
-        constant: view.get::<dpu::EwOpValue0>().ew_operand_0(),
+        constant: constant(view, op),
         convert,
-        truncate: (scale.ew_truncate(), view.get::<dpu::DataFormat>().ew_truncate_neg()),
+        truncate: (scale.ew_truncate(), format.ew_truncate_neg()),
         relu: cfg.ew_relu_bypass() == 0,
         relux: (cfg.ew_relux_en() == 1).then_some(view.get::<dpu::EwReluxCmpValue>().ew_relux_cmp_dat()),
     }))
+}
+
+/// Whether one number is in all eight constants, or in the first alone.
+fn one_constant(view: View<'_>) -> bool {
+    let others = [
+        view.get::<dpu::EwOpValue1>().0,
+        view.get::<dpu::EwOpValue2>().0,
+        view.get::<dpu::EwOpValue3>().0,
+        view.get::<dpu::EwOpValue4>().0,
+        view.get::<dpu::EwOpValue5>().0,
+        view.get::<dpu::EwOpValue6>().0,
+        view.get::<dpu::EwOpValue7>().0,
+    ];
+    let first = view.get::<dpu::EwOpValue0>().0;
+    others.iter().all(|other| *other == first) || others.iter().all(|other| *other == 0)
+}
+
+/// In float the adder takes fp32 and the multiplier fp16 from the low half; int16 data take the low half, signed.
+fn constant(view: View<'_>, op: EwOp) -> Constant {
+    let bits = view.get::<dpu::EwOpValue0>().ew_operand_0();
+    let low = bits as u16;
+    let int16 = view.get::<dpu::DataFormat>().proc_precision() == Precision::Int16.code();
+    Constant {
+        int: if int16 { i64::from(low.cast_signed()) } else { i64::from(bits.cast_signed()) },
+        float: match op {
+            EwOp::Mul { .. } => f16::from_bits(low).to_f32(),
+            _ => f32::from_bits(bits),
+        },
+    }
 }

@@ -284,6 +284,11 @@ fn an_unfed_reader_hangs_until_reset() {
     assert_hang(&run_words(&mut core, &case.bus, &words(0), 0x1D), "mrdma-unfed", 0);
     assert_hang(&run_words(&mut core, &case.bus, &words(0x7810), 0x1D), "core-wedged", 0);
     core.reset();
+    // The same with the reader's own FLYING_MODE on; with MRDMA off the two units merely disagree.
+    assert_hang(&run_words(&mut core, &case.bus, &words(1), 0x1D), "mrdma-unfed", 0);
+    core.reset();
+    assert_unmodelled(&run_words(&mut core, &case.bus, &words(0x7811), 0x1D), "flying-disagrees");
+    core.reset();
     assert_clean(&run_words(&mut core, &case.bus, &words(0x7810), 0x1D), 1);
     // ERDMA on although nobody takes its operand, and an operand without COMB_USE.
     let erdma = patched(&words(0x7810), &[(0x5034, 0x4000_0008)]);

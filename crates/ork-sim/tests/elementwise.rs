@@ -248,13 +248,19 @@ fn readers_that_nobody_feeds_or_that_do_not_exist() {
         let (_, outcome) = bytes_pass(&patched(&int8_mul(8, 64), &[patch]), &a, &a, Silicon::default());
         assert_hang(&outcome, check, 0);
     }
+    // isa-int4-sdp.md §3.8: MRDMA on while the DPU takes sums, whatever the reader's own FLYING_MODE.
+    let unfed = patched(&int8_mul(8, 64), &[(0x400C, 0x1E4)]);
+    assert_hang(&bytes_pass(&unfed, &a, &a, Silicon::default()).1, "mrdma-unfed", 0);
+    // With MRDMA off nothing reads either.
+    let off = patched(&unfed, &[(0x5044, 0x7811)]);
+    assert_hang(&bytes_pass(&off, &a, &a, Silicon::default()).1, "mrdma-off", 0);
     for (patch, check) in [
         ((0x5044, 0x7800), "flying-disagrees"),
         ((0x5044, 0x7901), "comb-use"),
         ((0x5048, 1 << 12), "rdma-mode"),
         ((0x501C, 4), "per-channel-operands"),
         ((0x5034, 0x4000_0008), "operand-size"),
-        ((0x4070, 0x9045_02C0), "alu-algo"),
+        ((0x4070, 0x9047_02C0), "alu-algo"),
         ((0x4070, 0x90C2_02C0), "operand-size"),
         ((0x400C, 0x1E7), "dpu-mode"),
         ((0x4010, 0x4000_0000), "output-format"),
@@ -317,6 +323,33 @@ fn output_over_its_own_input_corrupts() {
         } else {
             assert_clean(&outcome, 1);
             assert_eq!(bus.get(out, 512), a);
+        }
+    }
+}
+
+#[test]
+fn a_copy_onto_itself_is_harmless() {
+    // isa-int4-sdp.md §3.5: the captured load of tables passes a scratch buffer through itself, all stages bypassed.
+    let a = Random(12).bytes(512);
+    let copy = [(0x4040, 0x53), (0x4070, 0x383), (0x5034, 1), (0x4084, 1), (0x4088, 0), (0x4020, A)];
+    for (size, patch, harmless) in [
+        ((1, 16), vec![], true),
+        ((8, 64), vec![], true),
+        // A stage is on, the output is shifted by an atom, or its surfaces lie elsewhere.
+        ((8, 64), vec![(0x4040, 0x12)], false),
+        ((8, 64), vec![(0x4020, A + 16)], false),
+        ((8, 64), vec![(0x40C0, 0x70)], false),
+        ((8, 64), vec![(0x4038, 1)], false),
+    ] {
+        let bus = bus();
+        bus.put(A, &a);
+        let body = patched(&patched(&int8_mul(size.0, size.1), &copy), &patch);
+        let outcome = run_words(&mut fresh(Silicon::default()), &bus, &body, 0x18);
+        if harmless {
+            assert_clean(&outcome, 1);
+            assert_eq!(bus.get(A, 512), a);
+        } else {
+            assert_wrong(&outcome, "in-place");
         }
     }
 }

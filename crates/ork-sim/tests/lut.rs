@@ -105,6 +105,29 @@ fn below_the_table_by_variant() {
     assert_eq!(fp16_pass(&body, x, 0.0, bounded), 0.0);
 }
 
+#[test]
+fn relux_limits_what_a_float_table_gives() {
+    // isa-int4-sdp.md §3.7: EW's ReLU with its limit in 0x407C acts behind the table, before the converter.
+    for (entry, limit, expected) in [(40, 25.5, 25.5), (20, 25.5, 20.0), (-40, 25.5, 0.0)] {
+        let relu = |cfg: u32| {
+            let body = patched(&fp16_lut(0, 0, |_| entry), &[(0x4088, 0), (0x407C, f32::to_bits(limit))]);
+            fp16_pass(&patched(&body, &[(0x4070, cfg)]), 1.0, 0.0, Silicon::default())
+        };
+        assert_eq!(relu(0x502), expected);
+        assert_eq!(relu(0x102), f32::from(entry.max(0)), "without RELUX_EN");
+        assert_eq!(relu(0x702), f32::from(entry), "without ReLU");
+    }
+}
+
+#[test]
+fn lo_goes_on_by_its_slope_from_lo_end() {
+    // NS-34, with an end before the last entry: a slope of 2 from index 8192.
+    let slope = [(0x411C, 8192), (0x4128, 2 << 16), (0x412C, 0), (0x4088, 0)];
+    let body = patched(&fp16_lut(0, 0, |_| 100), &slope);
+    assert_eq!(fp16_pass(&body, 8.0, 0.0, Silicon::default()), 100.0);
+    assert_eq!(fp16_pass(&body, 9.0, 0.0, Silicon::default()), 100.0 + 2.0 * 1024.0);
+}
+
 /// A function as an fp16 table by the recipe of `isa-int4-sdp.md` §3.6, on `[from, to]`, all of it on LO unless the
 /// range lies around 0.
 #[derive(Clone, Copy)]

@@ -172,7 +172,7 @@ fn the_multiplier_takes_the_low_16_bits_of_its_operand() {
 
 #[test]
 fn adding_a_value_per_channel_is_wrong_and_multiplying_is_right() {
-    // isa-int4-sdp.md §3.4 "Per-channel multiply": adding does not broadcast, in any mode.
+    // isa-int4-sdp.md §3.4 "Per-channel multiply": with EW_DATA_MODE 1 adding does not broadcast.
     let a = Random(5).bytes(512);
     let per_channel = to(dpu_rdma::RdmaErdmaCfg(0).with_erdma_data_size(1).unwrap());
     let (_, outcome) = bytes_pass(&patched(&int8_mul(8, 64), &[per_channel]), &a, &a, Silicon::default());

@@ -77,8 +77,8 @@ fn pooling_by_minimum_and_its_quirks() {
     );
     bus.put(second, &bytes[..2 * 4 * 16]);
     assert_clean(&run_words(&mut core, &bus, &pool(second, third, (2, 2, 16), 1), 0x60), 1);
-    // int8 data are taken as fp16 (G-11).
-    let int8 = patched(&pool(A, OUT, (8, 8, 16), 1), &[(0x6084, 0x100)]);
+    // Under codes 0 the bytes are taken as fp16 (G-11).
+    let int8 = patched(&pool(A, OUT, (8, 8, 16), 1), &[(0x6084, 0x100), (0x7030, 0)]);
     assert_wrong(&run_words(&mut core, &bus, &int8, 0x60), "pool-precision");
     for (patch, check) in [
         ((0x6024, 0x13), "pool-mode"),
