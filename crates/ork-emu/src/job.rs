@@ -251,6 +251,7 @@ impl Job {
                 dma_base: self.dma_base,
                 int_mask: last_task.int_mask,
                 int_clear: first_task.int_mask,
+                s_pointer: chip.writes_s_pointer().then(|| PcJob::s_pointer_of(core)),
             });
             match outcome.end {
                 End::Done => {}

@@ -129,6 +129,7 @@ impl Core {
                 "isa-notes G-2",
             ))
         } else {
+            self.registers.begin_job(job.s_pointer);
             let mut next = (Some(job.base), Some(job.amount));
             let mut stop = None;
             for task in 0..job.tasks {
@@ -230,7 +231,7 @@ impl Core {
             }
         };
         let words = fetch(bus, site, base, amount)?;
-        self.registers.begin_program();
+        self.registers.begin_program(task);
         let mut end = ProgramEnd { link: None, amount: None, enabled: false };
         for (word, cmd) in words.into_iter().enumerate() {
             site.word = u32::try_from(word).unwrap_or(u32::MAX);
@@ -359,7 +360,7 @@ fn repeated(site: Site) -> Diagnosis {
         effect: Effect::Wrong,
         check: "pointer-not-rearmed",
         registers: Vec::new(),
-        first: rule("an earlier program turned ping-pong on with S_POINTER = 0xE"),
+        first: rule("ping-pong is on: each later program of a job must write S_POINTER = 0xE"),
         second: site.here("this program does not write S_POINTER: the last group runs again"),
         source: "isa.md §2.6, §13 row 19",
     })

@@ -122,7 +122,15 @@ pub fn signed(bytes: Vec<u8>) -> Vec<i8> {
 pub const PROGRAM: u32 = 0x10_0000;
 
 pub fn job(amount: u16, tasks: u16) -> PcJob {
-    PcJob { base: Iova(PROGRAM), amount, tasks, dma_base: Iova(0), int_mask: 0x300, int_clear: 0x1_FFFF }
+    PcJob {
+        base: Iova(PROGRAM),
+        amount,
+        tasks,
+        dma_base: Iova(0),
+        int_mask: 0x300,
+        int_clear: 0x1_FFFF,
+        s_pointer: None,
+    }
 }
 
 pub fn core() -> Core {
