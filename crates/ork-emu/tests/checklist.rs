@@ -234,6 +234,12 @@ fn item_7_amount_zero_stops_a_chain_early_and_more_tasks_than_programs_time_out(
     assert_eq!(chain(4, 4, stop), Err((Errno::ETIMEDOUT, 2)));
     assert_eq!(chain(4, 2, stop), Ok(2));
     assert_eq!(chain(2, 3, |_| ()), Err((Errno::ETIMEDOUT, 2)));
+    // A link to something else: data that is no program.
+    let astray = |programs: &mut [Vec<u64>]| {
+        let len = programs[1].len();
+        programs[1] = vec![0x1234_5678_9ABC_DEF0; len];
+    };
+    assert_eq!(chain(2, 2, astray), Err((Errno::ETIMEDOUT, 1)));
     // Several tasks without links.
     let unlinked = |programs: &mut [Vec<u64>]| {
         for program in programs {

@@ -231,6 +231,10 @@ impl Core {
             }
         };
         let words = fetch(bus, site, base, amount)?;
+        // Wherever a wrong link leads: what starts no block never completes, whatever else its words may do.
+        if task > 0 && !words.iter().any(|word| matches!(word.kind(), CmdKind::OpEnable { .. })) {
+            return Err(no_op_enable(site, base, amount));
+        }
         self.registers.begin_program(task);
         let mut end = ProgramEnd { link: None, amount: None, enabled: false };
         for (word, cmd) in words.into_iter().enumerate() {
@@ -307,22 +311,23 @@ impl Core {
             }
         }
         if !end.enabled {
-            return Err(hang(
-                site,
-                Category::InvalidProgram,
-                "no-op-enable",
-                Vec::new(),
-                site.here(format!("{} words were fetched from {base}", stats_words(amount))),
-                "none of them starts a block",
-                "isa.md §2.5, §13 rows 16, 17",
-            ));
+            return Err(no_op_enable(site, base, amount));
         }
         Ok(end)
     }
 }
 
-fn stats_words(amount: u16) -> u64 {
-    (u64::from(amount) + 1) * 2
+fn no_op_enable(site: Site, base: Iova, amount: u16) -> Stop {
+    let words = (u64::from(amount) + 1) * 2;
+    hang(
+        site,
+        Category::InvalidProgram,
+        "no-op-enable",
+        Vec::new(),
+        site.here(format!("{words} words were fetched from {base}")),
+        "none of them starts a block",
+        "isa.md §2.5, §13 rows 16, 17",
+    )
 }
 
 /// Fetches the words of a program: `amount` + 1 beats of 16 bytes (`isa.md` §2.3).

@@ -251,19 +251,29 @@ fn output_over_the_operands_of_the_same_task_is_reported() {
 #[test]
 fn chains_that_end_early_hang() {
     let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 20);
-    let program = bench.mm.program(Link::Last, &[]);
-    bench.bus.put_program(PROGRAM, &program);
+    let last = bench.mm.program(Link::Last, &[]);
+    let amount = last.fetch_amount();
+    let second = PROGRAM + 0x400;
+    let put = |link: Link| bench.bus.put_program(PROGRAM, &bench.mm.program(link, &[]));
+    bench.bus.put_program(second, &last);
     // More tasks than programs.
-    assert_hang(&core().run(&bench.bus, &job(program.fetch_amount(), 2)), "chain-short", 1);
-    assert!(bench.right_rows().iter().all(|right| *right), "the first task ran");
+    put(Link::Next { at: Iova(second), amount });
+    assert_hang(&core().run(&bench.bus, &job(amount, 3)), "chain-short", 2);
+    assert!(bench.right_rows().iter().all(|right| *right), "the first tasks ran");
     // Amount 0 in the link.
-    let cut = bench.mm.program(Link::Next { at: Iova(PROGRAM), amount: 0 }, &[]);
-    bench.bus.put_program(PROGRAM, &cut);
-    assert_hang(&core().run(&bench.bus, &job(cut.fetch_amount(), 2)), "chain-short", 1);
-    // A wrong next address.
-    let lost = bench.mm.program(Link::Next { at: Iova(0x4000_0000), amount: 55 }, &[]);
-    bench.bus.put_program(PROGRAM, &lost);
-    assert_hang(&core().run(&bench.bus, &job(lost.fetch_amount(), 2)), "fetch-fault", 1);
+    put(Link::Next { at: Iova(second), amount: 0 });
+    assert_hang(&core().run(&bench.bus, &job(amount, 2)), "chain-short", 1);
+    // A wrong next address: not mapped, and data without a program, with and without words that look like some.
+    put(Link::Next { at: Iova(0x4000_0000), amount: 55 });
+    assert_hang(&core().run(&bench.bus, &job(amount, 2)), "fetch-fault", 1);
+    for noise in [[0u8; 8], [0xA5; 8], 0x1001_0000_0000_4FF0u64.to_le_bytes()] {
+        bench.bus.put(second, &noise.repeat(112));
+        put(Link::Next { at: Iova(second), amount: 55 });
+        assert_hang(&core().run(&bench.bus, &job(amount, 2)), "no-op-enable", 1);
+    }
+    // A first program of noise stays a question to the model.
+    bench.bus.put(PROGRAM, &[0xA5; 112 * 8]);
+    assert_unmodelled(&core().run(&bench.bus, &job(amount, 1)), "unknown-word");
 }
 
 #[test]
