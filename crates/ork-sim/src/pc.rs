@@ -231,6 +231,9 @@ impl Core {
             }
         };
         let words = fetch(bus, site, base, amount)?;
+        if task == 0 && job.tasks > 1 {
+            check_linked(site, job, &words)?;
+        }
         // Wherever a wrong link leads: what starts no block never completes, whatever else its words may do.
         if task > 0 && !words.iter().any(|word| matches!(word.kind(), CmdKind::OpEnable { .. })) {
             return Err(no_op_enable(site, base, amount));
@@ -328,6 +331,31 @@ fn no_op_enable(site: Site, base: Iova, amount: u16) -> Stop {
         "none of them starts a block",
         "isa.md §2.5, §13 rows 16, 17",
     )
+}
+
+/// Several tasks behind a first program that has no chain words: none of them is dispatched. With an amount but
+/// no address the first one runs (`isa-notes.md` F.3).
+fn check_linked(site: Site, job: &PcJob, words: &[Cmd]) -> Result<(), Stop> {
+    let last = |wanted: u16| {
+        let value = |word: &Cmd| match word.kind() {
+            CmdKind::Write { block: Block::Pc, offset, value } if offset == wanted => Some(value),
+            _ => None,
+        };
+        words.iter().rev().find_map(value).unwrap_or(0)
+    };
+    let amount = pc::RegisterAmounts(last(pc::RegisterAmounts::DESC.offset)).pc_data_amount();
+    if amount != 0 || last(pc::BaseAddress::DESC.offset) != 0 {
+        return Ok(());
+    }
+    Err(hang(
+        site,
+        Category::InvalidProgram,
+        "chain-missing",
+        Vec::new(),
+        rule(format!("{} tasks were started", job.tasks)),
+        "the first program names no next one: nothing is dispatched",
+        "uapi.md A.9, A.11 row 1",
+    ))
 }
 
 /// Fetches the words of a program: `amount` + 1 beats of 16 bytes (`isa.md` §2.3).

@@ -277,6 +277,22 @@ fn chains_that_end_early_hang() {
 }
 
 #[test]
+fn several_tasks_without_chain_words_are_not_dispatched() {
+    // uapi.md A.9, A.11: with neither word of the link. isa-notes F.3: with the amount alone, task 0 runs.
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 24);
+    let program = bench.mm.program(Link::Last, &[]);
+    let amount = program.fetch_amount();
+    bench.bus.put_program(PROGRAM, &program);
+    assert_hang(&core().run(&bench.bus, &job(amount, 2)), "chain-missing", 0);
+    assert!(bench.right_rows().iter().all(|right| !right), "nothing ran");
+    let at = PROGRAM + program.body_words() as u32 * 8;
+    bench.bus.put(at, &[0; 8]);
+    bench.bus.put(at + 8, &Cmd::new(0x0101, 0x14, u32::from(amount)).0.to_le_bytes());
+    assert_hang(&core().run(&bench.bus, &job(amount, 2)), "chain-short", 1);
+    assert!(bench.right_rows().iter().all(|right| *right), "task 0 ran");
+}
+
+#[test]
 fn programs_without_op_enable_hang() {
     let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 21);
     let program = bench.mm.program(Link::Last, &[]);
