@@ -130,9 +130,11 @@ impl Core {
             ))
         } else {
             self.registers.begin_job(job.s_pointer);
-            let mut next = (Some(job.base), Some(job.amount));
-            let mut stop = None;
-            for task in 0..job.tasks {
+            // The register holds bits 31:4 of the address.
+            let mut next = (Some(Iova(job.base.0 & !0xF)), Some(job.amount));
+            let mut stop = slave_mode(Site { core: self.index, job: self.job, task: 0, word: 0 }, job);
+            let tasks = if stop.is_none() { job.tasks } else { 0 };
+            for task in 0..tasks {
                 let (before, findings) = (stats, diagnoses.len());
                 let address = next.0;
                 let result = self.run_task(
@@ -331,6 +333,21 @@ fn no_op_enable(site: Site, base: Iova, amount: u16) -> Stop {
         "none of them starts a block",
         "isa.md §2.5, §13 rows 16, 17",
     )
+}
+
+/// A driver that sets `PC_SEL` leaves the program controller in slave mode (`isa.md` §2.3, `uapi.md` A.9).
+fn slave_mode(site: Site, job: &PcJob) -> Option<Stop> {
+    (pc::BaseAddress(job.base.0).pc_sel() == 1).then(|| {
+        hang(
+            site,
+            Category::InvalidProgram,
+            "pc-slave-mode",
+            Vec::new(),
+            rule("programs are fetched by AXI (PC_SEL 0); addresses are multiples of 16"),
+            format!("the first address is {}, whose bit 0 is PC_SEL: no program is fetched", job.base),
+            "isa.md §2.3",
+        )
+    })
 }
 
 /// Several tasks behind a first program that has no chain words: none of them is dispatched. With an amount but

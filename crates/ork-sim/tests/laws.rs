@@ -293,6 +293,18 @@ fn several_tasks_without_chain_words_are_not_dispatched() {
 }
 
 #[test]
+fn a_job_starts_at_bits_31_to_4_of_its_address() {
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 25);
+    let program = bench.mm.program(Link::Last, &[]);
+    bench.bus.put_program(PROGRAM, &program);
+    let at = |base: u32| ork_sim::PcJob { base: Iova(base), ..job(program.fetch_amount(), 1) };
+    assert_clean(&core().run(&bench.bus, &at(PROGRAM + 8)), 1);
+    assert!(bench.right_rows().iter().all(|right| *right));
+    // Bit 0 is PC_SEL.
+    assert_hang(&core().run(&bench.bus, &at(PROGRAM + 1)), "pc-slave-mode", 0);
+}
+
+#[test]
 fn programs_without_op_enable_hang() {
     let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 21);
     let program = bench.mm.program(Link::Last, &[]);
