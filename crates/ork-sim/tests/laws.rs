@@ -315,6 +315,29 @@ fn programs_without_op_enable_hang() {
 }
 
 #[test]
+fn enable_bits_of_blocks_are_stored_and_start_nothing() {
+    // isa-notes A.1: the op-enable word is what is needed; a block's own OPERATION_ENABLE beside it does no harm.
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 27);
+    let program = bench.mm.program(Link::Last, &[]);
+    let mut words: Vec<Cmd> = program.words().to_vec();
+    let body = program.body_words();
+    let own = [(0x0201, 0x1008), (0x0801, 0x3008), (0x1001, 0x4008), (0x2001, 0x5008)];
+    words.splice(body..body, own.map(|(target, offset)| Cmd::new(target, offset, 1)));
+    let amount = (words.len() / 2 - 1) as u16;
+    let put = |words: &[Cmd]| {
+        bench.bus.put(PROGRAM, &words.iter().flat_map(|word| word.0.to_le_bytes()).collect::<Vec<u8>>());
+    };
+    put(&words);
+    assert_clean(&core().run(&bench.bus, &job(amount, 1)), 1);
+    assert!(bench.right_rows().iter().all(|right| *right));
+    // Alone they start nothing.
+    let enable = words.iter().position(|word| word.0 >> 48 == 0x81).unwrap();
+    words[enable] = Cmd(0);
+    put(&words);
+    assert_hang(&core().run(&bench.bus, &job(amount, 1)), "no-op-enable", 0);
+}
+
+#[test]
 fn words_after_op_enable_go_to_the_next_group() {
     // isa.md §2.3: fold tiles carry the link behind the op-enable word.
     let bench = Bench::new(Matmul::new(Recipe::Two, 16, 96, 64), 22);
