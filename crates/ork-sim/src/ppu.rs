@@ -192,10 +192,7 @@ pub(crate) fn run(machine: &mut Machine<'_>, site: Site, view: View<'_>) -> Resu
         }
         let at = target + surface as u64 * out_stride;
         let iova = u32::try_from(at).map_err(|_| fault(at, out.len(), window(), false))?;
-        machine
-            .bus
-            .write(Iova(iova), &out)
-            .map_err(|error| fault(at, out.len(), error.to_string(), false))?;
+        machine.store(Iova(iova), &out).map_err(|error| fault(at, out.len(), error.to_string(), false))?;
         machine.stats.written_bytes += out.len() as u64;
         if surface == 0 {
             let short = pool.output.0.min(pool.output.1) < SIDE_MIN;
