@@ -224,7 +224,7 @@ fn wait(
         }
         Settled::Stuck { counter, .. } => {
             argument.task_counter = counter;
-            board.pulse_reset_lines();
+            board.reset_after_timeout(job);
             Err(Errno::ETIMEDOUT)
         }
         Settled::Unmodelled { counter } => {
@@ -295,6 +295,39 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::tests::job_on;
+
+    /// `uapi.md` A.10: the reset after a time-out wakes whoever waits, and the call returns `EINVAL`.
+    #[test]
+    fn a_time_out_wakes_what_waits_behind_it() {
+        for bypass_soft_reset in [false, true] {
+            let options = crate::EmuOptions { bypass_soft_reset, ..Default::default() };
+            let board = crate::Board::new(&options);
+            let limit = Duration::from_millis(1);
+            // Nothing is mapped, so that the fetch of its program hangs.
+            let [hanging, behind, elsewhere] =
+                [vec![0], vec![0], vec![1]].map(|cores| job_on(&board, &cores, false));
+            hanging.queue().unwrap();
+            let mut settled = None;
+            while !matches!(settled, Some(Settled::Stuck { .. })) {
+                settled = hanging.settled(LOOK_EVERY);
+            }
+            behind.queue().unwrap();
+            board.0.expect_reset(&elsewhere);
+            let mut argument = RknpuSubmit::default();
+            assert_eq!(wait(&board.0, &hanging, limit, &mut argument), Err(Errno::ETIMEDOUT));
+            // Without a reset it comes to the core, and hangs there.
+            let expected = if bypass_soft_reset { Errno::ETIMEDOUT } else { Errno::EINVAL };
+            assert_eq!(wait(&board.0, &behind, limit, &mut argument), Err(expected));
+            assert!(
+                elsewhere.settled(Duration::ZERO).is_none(),
+                "what runs on another core is not disturbed"
+            );
+            elsewhere.take_off();
+            drop((hanging, behind, elsewhere));
+            assert_eq!(board.live(), crate::Live::default());
+        }
+    }
 
     #[test]
     fn ranges_follow_the_number_of_cores() {

@@ -339,7 +339,9 @@ fn hanging_jobs_on_several_cores_do_not_wait_for_each_other() {
         let (npu, ended) = (Arc::clone(&npu), Arc::clone(&ended));
         std::thread::spawn(move || {
             for _ in 0..500 {
-                assert_eq!(submit(&npu, &order).unwrap_err().errno(), Errno::ETIMEDOUT);
+                let error = submit(&npu, &order).unwrap_err();
+                // Those that wait when another one times out are woken by its reset.
+                assert!([Errno::ETIMEDOUT, Errno::EINVAL].contains(&error.errno()), "{error}");
                 ended.fetch_add(1, SeqCst);
             }
         });
