@@ -16,7 +16,7 @@ use crate::finding::FindingKind;
 use crate::gem_file::GemFile;
 use crate::job::{Job, Order, Part, Settled};
 use crate::object::Object;
-use crate::options::TimePolicy;
+use crate::options::{Coherency, TimePolicy};
 
 const TASK_BYTES: u64 = size_of::<RknpuTask>() as u64;
 /// The kernel pauses so long before it aborts a job without the PC flag.
@@ -95,6 +95,10 @@ pub(crate) fn submit(file: &GemFile, argument: &mut RknpuSubmit) -> Result<(), E
     let job = Arc::new(Job::new(board, order));
     job.queue()?;
     if nonblock {
+        if !fenced && board.options.coherency == Coherency::Shared && !job.is_blocked() {
+            let limit = Duration::from_millis(board.options.nonblock_wait_ms.into());
+            let _ = job.settled(limit);
+        }
         return Ok(());
     }
     wait(board, &job, timeout, argument)
