@@ -221,6 +221,7 @@ pub const OPTIONS: &[OptionDef] = &[
     keyed("device.emulated.fences", "true|false", "Whether the emulated kernel was built with fences"),
     keyed("device.emulated.memory_bytes", "BYTES", "Memory that the buffers of the emulated board can take together"),
     keyed("device.emulated.sram_bytes", "BYTES", "On-chip SRAM that the emulated device tree grants the NPU"),
+    keyed("device.emulated.nonblock_wait_ms", "MS", "With shared memory: how long a non-blocking submit lets its job end before it returns"),
     keyed("device.emulated.reap_compares_microseconds", "true|false", "A flaw of 0.9.8: non-blocking submits throw running jobs away far too early"),
     keyed("device.emulated.bypass_soft_reset", "true|false", "Module parameter of the emulated driver: soft resets do nothing"),
     keyed("device.emulated.private_actions", "true|false", "Know action 0x100 of a private kernel"),

@@ -165,6 +165,7 @@ impl Case {
                 dma_base: address(submit.task_base_addr)?,
                 int_mask: last.int_mask,
                 int_clear: first.int_mask,
+                s_pointer: Some(PcJob::s_pointer_of(core)),
             };
             jobs.push(CoreJob { core, job });
         }
@@ -186,6 +187,7 @@ impl Case {
             dma_base: Iova(0),
             int_mask: if pools { PPU_EVENTS } else { DPU_EVENTS },
             int_clear: CLEAR_ALL,
+            s_pointer: Some(PcJob::s_pointer_of(0)),
         };
         Ok(CoreJob { core: 0, job })
     }

@@ -514,13 +514,33 @@ impl Inner {
         }
     }
 
-    /// Soft reset after a time-out: the cores forget everything. Jobs that run on other cores have long ended when
-    /// the time limit of this one is reached, so they are not disturbed.
+    /// Soft reset of a driver call's own accord: the cores forget everything. Jobs that run are not disturbed: before
+    /// any time limit is reached they have long ended on silicon.
     pub(crate) fn pulse_reset_lines(&self) {
+        self.soft_reset(|| ());
+    }
+
+    /// Soft reset after the time-out of a job: also wakes whoever else waits at this time (`uapi.md` A.9, A.10). These are
+    /// the jobs in the queues of the cores that are stuck with this one, and in real time those that are stuck elsewhere.
+    pub(crate) fn reset_after_timeout(&self, timed_out: &Arc<Job>) {
+        self.soft_reset(|| {
+            let cores = timed_out.stuck_cores();
+            let real = self.options.time == TimePolicy::Real;
+            let waiting: Vec<Arc<Job>> = self.waiting.lock().iter().filter_map(Weak::upgrade).collect();
+            for job in waiting.iter().filter(|job| !Arc::ptr_eq(job, timed_out)) {
+                if job.is_queued_on(&cores) || (real && !job.stuck_cores().is_empty()) {
+                    job.wake();
+                }
+            }
+        });
+    }
+
+    fn soft_reset(&self, wake: impl FnOnce()) {
         if self.options.bypass_soft_reset {
             return;
         }
         self.spend(RESET);
+        wake();
         for core in &self.cores {
             core.reset_due.store(true, Relaxed);
         }

@@ -97,6 +97,11 @@ impl Chip {
         (1 << self.cores) - 1
     }
 
+    /// Whether the driver writes the `S_POINTER` of CNA and CORE before a start.
+    pub(crate) fn writes_s_pointer(&self) -> bool {
+        self.cores > 1
+    }
+
     /// What the hardware counter can hold, and the longest chain that is committed in one go.
     pub(crate) fn tasks_max(&self) -> u32 {
         (1 << self.counter_bits) - 1

@@ -182,13 +182,25 @@ impl Job {
         self.changed.notify_all();
     }
 
+    /// The cores that wait for an interrupt which this job will not raise.
+    pub(crate) fn stuck_cores(&self) -> Vec<u8> {
+        self.cores_where(|part| matches!(part, PartState::Stuck { .. }))
+    }
+
+    /// Whether a part has not begun on one of these cores.
+    pub(crate) fn is_queued_on(&self, cores: &[u8]) -> bool {
+        let queued = self.cores_where(|part| matches!(part, PartState::Queued));
+        queued.iter().any(|core| cores.contains(core))
+    }
+
+    fn cores_where(&self, wanted: impl Fn(&PartState) -> bool) -> Vec<u8> {
+        let state = self.state.lock();
+        state.parts.iter().filter(|part| wanted(&part.state)).map(|part| part.core).collect()
+    }
+
     /// Whether a part waits behind a job that nobody takes away.
     pub(crate) fn is_blocked(&self) -> bool {
-        let queued: Vec<u8> = {
-            let state = self.state.lock();
-            let queued = |part: &&Part| matches!(part.state, PartState::Queued);
-            state.parts.iter().filter(queued).map(|part| part.core).collect()
-        };
+        let queued = self.cores_where(|part| matches!(part, PartState::Queued));
         queued.iter().any(|core| self.board.cores[usize::from(*core)].lane.is_blocked())
     }
 
@@ -251,6 +263,7 @@ impl Job {
                 dma_base: self.dma_base,
                 int_mask: last_task.int_mask,
                 int_clear: first_task.int_mask,
+                s_pointer: chip.writes_s_pointer().then(|| PcJob::s_pointer_of(core)),
             });
             match outcome.end {
                 End::Done => {}
@@ -382,7 +395,7 @@ impl Work for Job {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::board::Driver;
     use crate::domain::Alignment;
@@ -390,6 +403,11 @@ mod tests {
     use crate::{Board, EmuOptions};
 
     fn job(board: &Board, nonblock: bool) -> Arc<Job> {
+        job_on(board, &[0, 2], nonblock)
+    }
+
+    /// A job of one task on each of these cores, in domain 0.
+    pub(crate) fn job_on(board: &Board, cores: &[u8], nonblock: bool) -> Arc<Job> {
         let array = Allocation {
             driver: Driver::Rknpu,
             size: 4096,
@@ -407,7 +425,7 @@ mod tests {
             tasks: Object::allocate(&board.0, &array).unwrap(),
             domain: 0,
             dma_base: Iova(0),
-            parts: vec![Part::new(0, range), Part::new(2, range)],
+            parts: cores.iter().map(|core| Part::new(*core, range)).collect(),
             nonblock,
             timeout_ms: 1,
             fence: None,

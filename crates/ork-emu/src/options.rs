@@ -31,6 +31,10 @@ pub struct EmuOptions {
     pub memory_bytes: u64,
     /// On-chip SRAM that the device tree grants the NPU, in bytes; 956 KiB exist on an RK3588.
     pub sram_bytes: u64,
+    /// With shared memory: how long (host time, milliseconds) a non-blocking submit without a fence lets its job end
+    /// before it returns. On silicon the call takes up to 170 us, in which a small job is over, and programs rely on
+    /// that; the model is slower.
+    pub nonblock_wait_ms: u32,
     /// As in 0.9.8: a non-blocking submit compares the age of a running job in microseconds with a time limit in
     /// milliseconds, and so kills it far too early.
     pub reap_compares_microseconds: bool,
@@ -58,6 +62,7 @@ impl Default for EmuOptions {
             fences: true,
             memory_bytes: 32 << 30,
             sram_bytes: 0,
+            nonblock_wait_ms: 20,
             reap_compares_microseconds: false,
             bypass_soft_reset: false,
             private_actions: false,

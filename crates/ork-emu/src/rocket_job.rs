@@ -90,6 +90,7 @@ impl RocketJob {
                 dma_base: Iova(0),
                 int_mask,
                 int_clear: int_mask,
+                s_pointer: Some(PcJob::s_pointer_of(core)),
             });
             if outcome.end != End::Done {
                 self.board.spend(Duration::from_millis(options.timeout_ms.into()));

@@ -16,7 +16,7 @@ use crate::finding::FindingKind;
 use crate::gem_file::GemFile;
 use crate::job::{Job, Order, Part, Settled};
 use crate::object::Object;
-use crate::options::TimePolicy;
+use crate::options::{Coherency, TimePolicy};
 
 const TASK_BYTES: u64 = size_of::<RknpuTask>() as u64;
 /// The kernel pauses so long before it aborts a job without the PC flag.
@@ -95,6 +95,10 @@ pub(crate) fn submit(file: &GemFile, argument: &mut RknpuSubmit) -> Result<(), E
     let job = Arc::new(Job::new(board, order));
     job.queue()?;
     if nonblock {
+        if !fenced && board.options.coherency == Coherency::Shared && !job.is_blocked() {
+            let limit = Duration::from_millis(board.options.nonblock_wait_ms.into());
+            let _ = job.settled(limit);
+        }
         return Ok(());
     }
     wait(board, &job, timeout, argument)
@@ -224,7 +228,7 @@ fn wait(
         }
         Settled::Stuck { counter, .. } => {
             argument.task_counter = counter;
-            board.pulse_reset_lines();
+            board.reset_after_timeout(job);
             Err(Errno::ETIMEDOUT)
         }
         Settled::Unmodelled { counter } => {
@@ -295,6 +299,39 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::tests::job_on;
+
+    /// `uapi.md` A.10: the reset after a time-out wakes whoever waits, and the call returns `EINVAL`.
+    #[test]
+    fn a_time_out_wakes_what_waits_behind_it() {
+        for bypass_soft_reset in [false, true] {
+            let options = crate::EmuOptions { bypass_soft_reset, ..Default::default() };
+            let board = crate::Board::new(&options);
+            let limit = Duration::from_millis(1);
+            // Nothing is mapped, so that the fetch of its program hangs.
+            let [hanging, behind, elsewhere] =
+                [vec![0], vec![0], vec![1]].map(|cores| job_on(&board, &cores, false));
+            hanging.queue().unwrap();
+            let mut settled = None;
+            while !matches!(settled, Some(Settled::Stuck { .. })) {
+                settled = hanging.settled(LOOK_EVERY);
+            }
+            behind.queue().unwrap();
+            board.0.expect_reset(&elsewhere);
+            let mut argument = RknpuSubmit::default();
+            assert_eq!(wait(&board.0, &hanging, limit, &mut argument), Err(Errno::ETIMEDOUT));
+            // Without a reset it comes to the core, and hangs there.
+            let expected = if bypass_soft_reset { Errno::ETIMEDOUT } else { Errno::EINVAL };
+            assert_eq!(wait(&board.0, &behind, limit, &mut argument), Err(expected));
+            assert!(
+                elsewhere.settled(Duration::ZERO).is_none(),
+                "what runs on another core is not disturbed"
+            );
+            elsewhere.take_off();
+            drop((hanging, behind, elsewhere));
+            assert_eq!(board.live(), crate::Live::default());
+        }
+    }
 
     #[test]
     fn ranges_follow_the_number_of_cores() {

@@ -234,15 +234,26 @@ fn item_7_amount_zero_stops_a_chain_early_and_more_tasks_than_programs_time_out(
     assert_eq!(chain(4, 4, stop), Err((Errno::ETIMEDOUT, 2)));
     assert_eq!(chain(4, 2, stop), Ok(2));
     assert_eq!(chain(2, 3, |_| ()), Err((Errno::ETIMEDOUT, 2)));
-    // Several tasks without links.
-    let unlinked = |programs: &mut [Vec<u64>]| {
-        for program in programs {
-            let link = program.len() - 4;
-            program[link..link + 2].fill(0);
-        }
+    // A link to something else: data that is no program.
+    let astray = |programs: &mut [Vec<u64>]| {
+        let len = programs[1].len();
+        programs[1] = vec![0x1234_5678_9ABC_DEF0; len];
     };
-    // How many the hardware counts then is not settled.
-    assert!(matches!(chain(2, 2, unlinked), Err((Errno::ETIMEDOUT, _))));
+    assert_eq!(chain(2, 2, astray), Err((Errno::ETIMEDOUT, 1)));
+    // Several tasks without chain words: nothing is dispatched. With amounts but no addresses the first one runs.
+    for (words, counter) in [(2, 0), (1, 1)] {
+        let unlinked = |programs: &mut [Vec<u64>]| {
+            for program in programs {
+                let link = program.len() - 4;
+                program[link..link + words].fill(0);
+            }
+        };
+        assert_eq!(
+            chain(2, 2, unlinked),
+            Err((Errno::ETIMEDOUT, counter)),
+            "{words} words of each link missing"
+        );
+    }
 }
 
 #[test]

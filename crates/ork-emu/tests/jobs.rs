@@ -38,6 +38,8 @@ fn a_job_gets_the_documented_register_values() {
     let (core, job) = log.runs.lock().unwrap()[0];
     assert_eq!((core, job.base, job.amount, job.tasks), (1, Iova(0x1000), 55, 3));
     assert_eq!((job.dma_base, job.int_mask, job.int_clear), (Iova(0), 0x300, 0x300));
+    // Of CNA and CORE, with the core in the upper bits.
+    assert_eq!(job.s_pointer, Some(0x1000_000E));
     // The status comes back in the last task only, through the kernel's coherent mapping.
     let status: Vec<u8> = (0..3).map(|index| get(&tasks.mapping, index * 40 + 21)).collect();
     assert_eq!(status, [0, 0, 3]);

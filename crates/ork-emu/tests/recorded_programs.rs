@@ -192,44 +192,59 @@ fn vendor_buffers(npu: &Npu, case: &Case) -> (BTreeMap<String, Mapping>, BTreeMa
     (mappings, objects)
 }
 
-fn run_vendor_cases(coherency: Coherency) {
-    let mut count = 0;
-    for (name, case) in cases("rknpu") {
-        let board = board_for(coherency);
-        let npu = open(&board);
-        let (mut mappings, objects) = vendor_buffers(&npu, &case);
-        for step in &case.submits {
-            case.write(&step.cpu_writes, &mut mappings);
-            for (code, value) in &step.actions_before {
-                npu.action(*code, *value).unwrap();
-            }
-            let recorded = step.submit.as_ref().unwrap();
-            let mut request = RknpuSubmit {
-                flags: recorded.flags,
-                timeout: recorded.timeout,
-                task_start: recorded.task_start,
-                task_number: recorded.task_number,
-                task_obj_addr: objects[&recorded.task_buffer],
-                task_base_addr: recorded.task_base_addr,
-                core_mask: recorded.core_mask,
-                fence_fd: recorded.fence_fd,
-                ..Default::default()
-            };
-            for (entry, (task_start, task_number)) in
-                request.subcore_task.iter_mut().zip(&recorded.subcore_task)
-            {
-                *entry = RknpuSubcoreTask { task_start: *task_start, task_number: *task_number };
-            }
-            if let Err(error) = submit(&npu, &request) {
-                panic!("{name}: {error} ({:?})", board.take_findings());
-            }
+/// Opens a file for a case, runs it, checks its output and closes the file.
+fn run_vendor_case(board: &Board, name: &str, case: &Case) {
+    let npu = open(board);
+    let (mut mappings, objects) = vendor_buffers(&npu, case);
+    for step in &case.submits {
+        case.write(&step.cpu_writes, &mut mappings);
+        for (code, value) in &step.actions_before {
+            npu.action(*code, *value).unwrap();
         }
-        assert_eq!(case.wrong(&mappings[&case.output.buffer]), 0, "{name}");
-        drop((mappings, npu));
-        all_gone(&board);
-        count += 1;
+        let recorded = step.submit.as_ref().unwrap();
+        let mut request = RknpuSubmit {
+            flags: recorded.flags,
+            timeout: recorded.timeout,
+            task_start: recorded.task_start,
+            task_number: recorded.task_number,
+            task_obj_addr: objects[&recorded.task_buffer],
+            task_base_addr: recorded.task_base_addr,
+            core_mask: recorded.core_mask,
+            fence_fd: recorded.fence_fd,
+            ..Default::default()
+        };
+        for (entry, (task_start, task_number)) in request.subcore_task.iter_mut().zip(&recorded.subcore_task)
+        {
+            *entry = RknpuSubcoreTask { task_start: *task_start, task_number: *task_number };
+        }
+        if let Err(error) = submit(&npu, &request) {
+            panic!("{name}: {error} ({:?})", board.take_findings());
+        }
     }
-    assert!(count >= 28, "{count}");
+    let wrong = case.wrong(&mappings[&case.output.buffer]);
+    assert_eq!(wrong, 0, "{name}: {:?}", board.take_findings());
+    drop((mappings, npu));
+    all_gone(board);
+}
+
+fn run_vendor_cases(coherency: Coherency) {
+    let cases = cases("rknpu");
+    for (name, case) in &cases {
+        run_vendor_case(&board_for(coherency), name, case);
+    }
+    assert!(cases.len() >= 28, "{}", cases.len());
+}
+
+/// Public examples run short programs one after the other, in one process or several, without a reset: some turn
+/// ping-pong on, others never write S_POINTER.
+#[test]
+fn element_wise_programs_follow_each_other_on_a_core() {
+    let cases: BTreeMap<String, Case> = cases("rknpu").into_iter().collect();
+    let board = board_for(Coherency::Strict);
+    for name in ["ew_add_f16_n32", "ew_add_u16_simple", "ew_add_u16_simple", "ew_add_f16_n32"] {
+        run_vendor_case(&board, name, &cases[name]);
+    }
+    assert_eq!(kinds(&board), []);
 }
 
 #[test]

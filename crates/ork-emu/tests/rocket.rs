@@ -288,6 +288,7 @@ fn a_task_gets_the_documented_register_values() {
     // (count + 1) / 2 - 1: the count includes the trailer, an odd one fetches a word more. Each task is its own start.
     assert_eq!(seen, [(0, 0x1000, 62, 1), (0, 0x2000, 2, 1)]);
     assert!(runs.iter().all(|(_, job)| (job.int_mask, job.int_clear) == (0x300, 0x300)));
+    assert!(runs.iter().all(|(_, job)| job.s_pointer == Some(0xE)));
 }
 
 #[test]

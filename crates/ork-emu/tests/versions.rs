@@ -113,6 +113,8 @@ fn a_chip_with_one_interrupt_line_uses_the_ranges_of_the_struct_itself() {
         assert_eq!(submit(&npu, &own).unwrap().task_counter, 2);
         let (_, job) = log.runs.lock().unwrap()[0];
         assert_eq!((job.base.0, job.tasks), expected, "{soc:?}");
+        // The pointers of CNA and CORE are written on chips with several cores only.
+        assert_eq!(job.s_pointer, (soc.cores() > 1).then_some(0xE));
     }
 }
 

@@ -14,6 +14,11 @@ use crate::regs::View;
 /// FEATURE_GRAINS below which one author found fp16 results wrong (`isa.md` §7.6); another measured no influence.
 const FP16_GRAINS: u32 = 80;
 
+/// Depth from which an int4 stream is right with one split only (`isa-int4-sdp.md` §1.6).
+const INT4_DEEP: usize = 4096;
+/// That split: feature banks, weight banks.
+const INT4_DEEP_SPLIT: (u32, u32) = (1, 11);
+
 /// Output pixels whose values silicon gets wrong, in ways nobody has recorded.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Poison {
@@ -150,6 +155,18 @@ pub(crate) fn check_split(
             "isa.md §10.2, §10.4, §13 row 4",
         );
         poison.from_line = Some(held);
+    }
+    if stream && conv.channels >= INT4_DEEP && conv.split != INT4_DEEP_SPLIT {
+        let (only_data, only_weight) = INT4_DEEP_SPLIT;
+        wrong(
+            "int4-deep-split",
+            rule(format!(
+                "an int4 stream of {INT4_DEEP} channels or more needs D = {only_data}, W = {only_weight}"
+            )),
+            format!("{} channels, D = {data}, W = {weight}", conv.channels),
+            "isa-int4-sdp.md §1.6, §1.7",
+        );
+        poison.all = true;
     }
     // Both sides meet.
     let wanted = conv.weight_bytes().div_ceil(BANK);

@@ -18,6 +18,17 @@ pub struct PcJob {
     pub int_mask: u32,
     /// `PC.INTERRUPT_CLEAR`.
     pub int_clear: u32,
+    /// What the driver writes to the `S_POINTER` of CNA and CORE before the start (see [`Self::s_pointer_of`]); `None`
+    /// where it writes none, as the vendor driver on chips with one core.
+    pub s_pointer: Option<u32>,
+}
+
+impl PcJob {
+    /// The value of [`Self::s_pointer`] that both drivers use for a core: ping-pong on (`uapi.md` A.9, B.2).
+    #[must_use]
+    pub const fn s_pointer_of(core: u8) -> u32 {
+        0xE + 0x1000_0000 * core as u32
+    }
 }
 
 /// What became of a job.

@@ -150,9 +150,9 @@ variants! {
         /// 65504.
         Clamp
     }
-    /// Which blocks the DPU's S_POINTER turns (`isa.md` §2.6, NS-32).
+    /// For which blocks the DPU's S_POINTER turns ping-pong on (`isa.md` §2.6, NS-32).
     PointerScope {
-        /// CNA and CORE as well.
+        /// CNA and CORE as well, where the driver has not done so.
         DpuCoversAll,
         /// The DPU only.
         OwnBlock

@@ -129,9 +129,12 @@ impl Core {
                 "isa-notes G-2",
             ))
         } else {
-            let mut next = (Some(job.base), Some(job.amount));
-            let mut stop = None;
-            for task in 0..job.tasks {
+            self.registers.begin_job(job.s_pointer);
+            // The register holds bits 31:4 of the address.
+            let mut next = (Some(Iova(job.base.0 & !0xF)), Some(job.amount));
+            let mut stop = slave_mode(Site { core: self.index, job: self.job, task: 0, word: 0 }, job);
+            let tasks = if stop.is_none() { job.tasks } else { 0 };
+            for task in 0..tasks {
                 let (before, findings) = (stats, diagnoses.len());
                 let address = next.0;
                 let result = self.run_task(
@@ -230,7 +233,14 @@ impl Core {
             }
         };
         let words = fetch(bus, site, base, amount)?;
-        self.registers.begin_program();
+        if task == 0 && job.tasks > 1 {
+            check_linked(site, job, &words)?;
+        }
+        // Wherever a wrong link leads: what starts no block never completes, whatever else its words may do.
+        if task > 0 && !words.iter().any(|word| matches!(word.kind(), CmdKind::OpEnable { .. })) {
+            return Err(no_op_enable(site, base, amount));
+        }
+        self.registers.begin_program(task);
         let mut end = ProgramEnd { link: None, amount: None, enabled: false };
         for (word, cmd) in words.into_iter().enumerate() {
             site.word = u32::try_from(word).unwrap_or(u32::MAX);
@@ -306,22 +316,63 @@ impl Core {
             }
         }
         if !end.enabled {
-            return Err(hang(
-                site,
-                Category::InvalidProgram,
-                "no-op-enable",
-                Vec::new(),
-                site.here(format!("{} words were fetched from {base}", stats_words(amount))),
-                "none of them starts a block",
-                "isa.md §2.5, §13 rows 16, 17",
-            ));
+            return Err(no_op_enable(site, base, amount));
         }
         Ok(end)
     }
 }
 
-fn stats_words(amount: u16) -> u64 {
-    (u64::from(amount) + 1) * 2
+fn no_op_enable(site: Site, base: Iova, amount: u16) -> Stop {
+    let words = (u64::from(amount) + 1) * 2;
+    hang(
+        site,
+        Category::InvalidProgram,
+        "no-op-enable",
+        Vec::new(),
+        site.here(format!("{words} words were fetched from {base}")),
+        "none of them starts a block",
+        "isa.md §2.5, §13 rows 16, 17",
+    )
+}
+
+/// A driver that sets `PC_SEL` leaves the program controller in slave mode (`isa.md` §2.3, `uapi.md` A.9).
+fn slave_mode(site: Site, job: &PcJob) -> Option<Stop> {
+    (pc::BaseAddress(job.base.0).pc_sel() == 1).then(|| {
+        hang(
+            site,
+            Category::InvalidProgram,
+            "pc-slave-mode",
+            Vec::new(),
+            rule("programs are fetched by AXI (PC_SEL 0); addresses are multiples of 16"),
+            format!("the first address is {}, whose bit 0 is PC_SEL: no program is fetched", job.base),
+            "isa.md §2.3",
+        )
+    })
+}
+
+/// Several tasks behind a first program that has no chain words: none of them is dispatched. With an amount but
+/// no address the first one runs (`isa-notes.md` F.3).
+fn check_linked(site: Site, job: &PcJob, words: &[Cmd]) -> Result<(), Stop> {
+    let last = |wanted: u16| {
+        let value = |word: &Cmd| match word.kind() {
+            CmdKind::Write { block: Block::Pc, offset, value } if offset == wanted => Some(value),
+            _ => None,
+        };
+        words.iter().rev().find_map(value).unwrap_or(0)
+    };
+    let amount = pc::RegisterAmounts(last(pc::RegisterAmounts::DESC.offset)).pc_data_amount();
+    if amount != 0 || last(pc::BaseAddress::DESC.offset) != 0 {
+        return Ok(());
+    }
+    Err(hang(
+        site,
+        Category::InvalidProgram,
+        "chain-missing",
+        Vec::new(),
+        rule(format!("{} tasks were started", job.tasks)),
+        "the first program names no next one: nothing is dispatched",
+        "uapi.md A.9, A.11 row 1",
+    ))
 }
 
 /// Fetches the words of a program: `amount` + 1 beats of 16 bytes (`isa.md` §2.3).
@@ -359,7 +410,7 @@ fn repeated(site: Site) -> Diagnosis {
         effect: Effect::Wrong,
         check: "pointer-not-rearmed",
         registers: Vec::new(),
-        first: rule("an earlier program turned ping-pong on with S_POINTER = 0xE"),
+        first: rule("ping-pong is on: each later program of a job must write S_POINTER = 0xE"),
         second: site.here("this program does not write S_POINTER: the last group runs again"),
         source: "isa.md §2.6, §13 row 19",
     })

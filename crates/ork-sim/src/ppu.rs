@@ -278,8 +278,7 @@ pub(crate) fn run(machine: &mut Machine<'_>, site: Site, view: View<'_>) -> Resu
         for (at, bytes) in [(at, &out)].into_iter().chain(indices) {
             let iova = u32::try_from(at).map_err(|_| fault(at, bytes.len(), window(), false))?;
             machine
-                .bus
-                .write(Iova(iova), bytes)
+                .store(Iova(iova), bytes)
                 .map_err(|error| fault(at, bytes.len(), error.to_string(), false))?;
             machine.stats.written_bytes += bytes.len() as u64;
         }

@@ -74,7 +74,7 @@ struct BlockRegs {
     executer: usize,
     /// Ping-pong is on (`POINTER_PP_EN` and `EXECUTER_PP_EN`).
     alternating: bool,
-    /// The present program has written S_POINTER with ping-pong on.
+    /// The present program has written S_POINTER with ping-pong on, or is the first of its job.
     armed: bool,
 }
 
@@ -92,7 +92,7 @@ impl BlockRegs {
         if value.executer_pp_clear() == 1 {
             self.executer = 0;
         }
-        self.alternating = value.pointer_pp_en() == 1 && value.executer_pp_en() == 1;
+        self.alternating = is_alternating(value);
         if self.alternating {
             self.armed = true;
         } else if value.pointer_pp_clear() == 0 {
@@ -100,6 +100,11 @@ impl BlockRegs {
             self.executer = value.pointer() as usize;
         }
     }
+}
+
+/// Whether a value of S_POINTER turns ping-pong on.
+fn is_alternating(value: dpu::SPointer) -> bool {
+    value.pointer_pp_en() == 1 && value.executer_pp_en() == 1
 }
 
 /// All blocks of a core.
@@ -143,10 +148,19 @@ impl RegisterFile {
         Self { blocks, scope: silicon.pointer_scope }
     }
 
-    /// A new program begins: arming is per program.
-    pub(crate) fn begin_program(&mut self) {
+    /// A new job begins: what its driver writes to the S_POINTER of CNA and CORE (`uapi.md` A.9, B.2).
+    pub(crate) fn begin_job(&mut self, s_pointer: Option<u32>) {
+        let Some(value) = s_pointer else { return };
+        for block in [Block::Cna, Block::Core] {
+            self.blocks[index(block)].set_pointer(value);
+        }
+    }
+
+    /// A new program begins: arming is per program. The first of a job runs what it writes in any case; only later
+    /// ones can repeat a task.
+    pub(crate) fn begin_program(&mut self, task: u16) {
         for block in &mut self.blocks {
-            block.armed = false;
+            block.armed = task == 0;
         }
     }
 
@@ -158,8 +172,12 @@ impl RegisterFile {
             0x000 => {}
             0x004 => {
                 self.blocks[own].set_pointer(value);
-                // Matmul programs write the DPU's pointer only, yet CNA and CORE alternate too (NS-32).
-                if block == Block::Dpu && self.scope == PointerScope::DpuCoversAll {
+                // Matmul programs write the DPU's pointer only, yet CNA and CORE alternate too (NS-32). Turning ping-pong
+                // off is the DPU's own matter: their drivers have turned it on.
+                if block == Block::Dpu
+                    && self.scope == PointerScope::DpuCoversAll
+                    && is_alternating(dpu::SPointer(value))
+                {
                     self.blocks[index(Block::Cna)].set_pointer(value);
                     self.blocks[index(Block::Core)].set_pointer(value);
                 }
@@ -173,20 +191,26 @@ impl RegisterFile {
         }
     }
 
-    /// Op-enable of `blocks`: which group each runs. The turn passes for the blocks that were re-armed; a block
-    /// that alternates but was not re-armed runs its last group again (`isa.md` §2.6, §13 row 19).
+    /// Op-enable of `blocks`: which group each runs. The turn passes for blocks that alternate and were re-armed; one
+    /// that was not runs its last group again (`isa.md` §2.6, §13 row 19). CNA and CORE, whose S_POINTER programs do not
+    /// write, need no arming of their own: they repeat with the DPU.
     pub(crate) fn op_enable(&mut self, blocks: &[Block]) -> Turn {
-        let alternating = self.blocks[index(Block::Dpu)].alternating;
-        let mut turn = Turn { groups: [0; 6], repeats: false, alternating };
+        let dpu = &self.blocks[index(Block::Dpu)];
+        let dpu_repeats = blocks.contains(&Block::Dpu) && dpu.alternating && !dpu.armed;
+        let mut turn = Turn { groups: [0; 6], repeats: false, alternating: dpu.alternating };
         for block in blocks {
             let regs = &mut self.blocks[index(*block)];
+            let repeats = match block {
+                Block::Cna | Block::Core => dpu_repeats,
+                _ => !regs.armed,
+            };
             if !regs.alternating {
                 regs.executer = regs.pointer;
-            } else if regs.armed {
+            } else if repeats {
+                turn.repeats = true;
+            } else {
                 regs.executer = regs.pointer;
                 regs.pointer ^= 1;
-            } else {
-                turn.repeats = true;
             }
             turn.groups[index(*block)] = regs.executer;
         }

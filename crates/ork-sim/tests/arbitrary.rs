@@ -51,6 +51,7 @@ fn arbitrary_memory_as_a_program() {
             dma_base: Iova(if random.below(4) == 0 { random.next() as u32 } else { 0 }),
             int_mask: random.next() as u32,
             int_clear: 0,
+            s_pointer: (random.below(2) == 0).then(|| random.next() as u32),
         };
         run(&mut core(), &bus, &job, "random memory");
     }

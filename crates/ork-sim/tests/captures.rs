@@ -143,6 +143,7 @@ fn replay(name: &str, c: usize, h: usize, w: usize, oc: usize, k: usize) {
             dma_base: Iova(0),
             int_mask: 0x300,
             int_clear: 0x1_FFFF,
+            s_pointer: Some(PcJob::s_pointer_of(0)),
         };
         let outcome = Core::new(0, &SimOptions::default()).run(&bus, &job);
         assert_eq!(outcome.end, JobEnd::Done, "{name}: {:?}", outcome.end);

@@ -150,6 +150,42 @@ fn int4_row_caps_follow_from_the_last_line_that_counts() {
 }
 
 #[test]
+fn a_deep_int4_stream_needs_its_split() {
+    // isa-int4-sdp.md §1.6: at K >= 4096 only 0xB1 works; below, (12 - n) << 4 | n does. The cube form (§1.8b) is not
+    // the stream.
+    let stream = (0x405C, 0);
+    let cube = |k: usize, split| Spec { split, ..Spec::matmul(Kind::Int4, Out::Int16, 1, k, 64) };
+    for (k, split, patch, good) in [
+        (4096, 0xB1, &[stream][..], true),
+        (4096, 0x20B1, &[stream], false),
+        (4096, 0xA2, &[stream], false),
+        (4096, 0x84, &[stream], false),
+        (4096, 0x71, &[stream], false),
+        (8192, 0xA2, &[stream], false),
+        (4064, 0xA2, &[stream], true),
+        (2048, 0x84, &[stream], true),
+    ] {
+        // Weights that nothing loaded are another finding.
+        let reuse = split & 0x2000 != 0;
+        let case = Case::with(cube(k, split), vec![1.0; k], vec![1.0; 64 * k]);
+        let outcome = case.run(&SimOptions::default(), patch);
+        let right = case.got().iter().all(|value| *value == k as f64);
+        if reuse {
+            assert!(outcome.diagnoses.iter().all(|found| found.check == "weight-reuse"), "{outcome:?}");
+        } else if good {
+            assert_clean(&outcome, 1);
+            assert!(right, "K = {k}, {split:#x}");
+        } else {
+            assert_wrong(&outcome, "int4-deep-split");
+            assert!(!right, "K = {k}, {split:#x}");
+        }
+    }
+    let case = Case::new(Spec { split: 0x84, ..Spec::matmul(Kind::Int4, Out::Int16, 4, 4096, 64) }, 19);
+    assert_clean(&case.run(&SimOptions::default(), &[]), 1);
+    assert_eq!(case.got(), case.expected());
+}
+
+#[test]
 fn size_e_limits_the_columns_of_a_group() {
     // isa-notes G-3: int4, N = 64: SIZE_E 1 / 3 / 7 write 16 / 32 / 64 columns.
     for (size_e, columns) in [(1u32, 16), (3, 32), (7, 64)] {

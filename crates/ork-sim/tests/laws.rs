@@ -251,19 +251,57 @@ fn output_over_the_operands_of_the_same_task_is_reported() {
 #[test]
 fn chains_that_end_early_hang() {
     let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 20);
+    let last = bench.mm.program(Link::Last, &[]);
+    let amount = last.fetch_amount();
+    let second = PROGRAM + 0x400;
+    let put = |link: Link| bench.bus.put_program(PROGRAM, &bench.mm.program(link, &[]));
+    bench.bus.put_program(second, &last);
+    // More tasks than programs.
+    put(Link::Next { at: Iova(second), amount });
+    assert_hang(&core().run(&bench.bus, &job(amount, 3)), "chain-short", 2);
+    assert!(bench.right_rows().iter().all(|right| *right), "the first tasks ran");
+    // Amount 0 in the link.
+    put(Link::Next { at: Iova(second), amount: 0 });
+    assert_hang(&core().run(&bench.bus, &job(amount, 2)), "chain-short", 1);
+    // A wrong next address: not mapped, and data without a program, with and without words that look like some.
+    put(Link::Next { at: Iova(0x4000_0000), amount: 55 });
+    assert_hang(&core().run(&bench.bus, &job(amount, 2)), "fetch-fault", 1);
+    for noise in [[0u8; 8], [0xA5; 8], 0x1001_0000_0000_4FF0u64.to_le_bytes()] {
+        bench.bus.put(second, &noise.repeat(112));
+        put(Link::Next { at: Iova(second), amount: 55 });
+        assert_hang(&core().run(&bench.bus, &job(amount, 2)), "no-op-enable", 1);
+    }
+    // A first program of noise stays a question to the model.
+    bench.bus.put(PROGRAM, &[0xA5; 112 * 8]);
+    assert_unmodelled(&core().run(&bench.bus, &job(amount, 1)), "unknown-word");
+}
+
+#[test]
+fn several_tasks_without_chain_words_are_not_dispatched() {
+    // uapi.md A.9, A.11: with neither word of the link. isa-notes F.3: with the amount alone, task 0 runs.
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 24);
+    let program = bench.mm.program(Link::Last, &[]);
+    let amount = program.fetch_amount();
+    bench.bus.put_program(PROGRAM, &program);
+    assert_hang(&core().run(&bench.bus, &job(amount, 2)), "chain-missing", 0);
+    assert!(bench.right_rows().iter().all(|right| !right), "nothing ran");
+    let at = PROGRAM + program.body_words() as u32 * 8;
+    bench.bus.put(at, &[0; 8]);
+    bench.bus.put(at + 8, &Cmd::new(0x0101, 0x14, u32::from(amount)).0.to_le_bytes());
+    assert_hang(&core().run(&bench.bus, &job(amount, 2)), "chain-short", 1);
+    assert!(bench.right_rows().iter().all(|right| *right), "task 0 ran");
+}
+
+#[test]
+fn a_job_starts_at_bits_31_to_4_of_its_address() {
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 25);
     let program = bench.mm.program(Link::Last, &[]);
     bench.bus.put_program(PROGRAM, &program);
-    // More tasks than programs.
-    assert_hang(&core().run(&bench.bus, &job(program.fetch_amount(), 2)), "chain-short", 1);
-    assert!(bench.right_rows().iter().all(|right| *right), "the first task ran");
-    // Amount 0 in the link.
-    let cut = bench.mm.program(Link::Next { at: Iova(PROGRAM), amount: 0 }, &[]);
-    bench.bus.put_program(PROGRAM, &cut);
-    assert_hang(&core().run(&bench.bus, &job(cut.fetch_amount(), 2)), "chain-short", 1);
-    // A wrong next address.
-    let lost = bench.mm.program(Link::Next { at: Iova(0x4000_0000), amount: 55 }, &[]);
-    bench.bus.put_program(PROGRAM, &lost);
-    assert_hang(&core().run(&bench.bus, &job(lost.fetch_amount(), 2)), "fetch-fault", 1);
+    let at = |base: u32| ork_sim::PcJob { base: Iova(base), ..job(program.fetch_amount(), 1) };
+    assert_clean(&core().run(&bench.bus, &at(PROGRAM + 8)), 1);
+    assert!(bench.right_rows().iter().all(|right| *right));
+    // Bit 0 is PC_SEL.
+    assert_hang(&core().run(&bench.bus, &at(PROGRAM + 1)), "pc-slave-mode", 0);
 }
 
 #[test]
@@ -274,6 +312,29 @@ fn programs_without_op_enable_hang() {
     // A descriptor of a shorter program left in place.
     assert_hang(&core().run(&bench.bus, &job(30, 1)), "no-op-enable", 0);
     assert_hang(&core().run(&bench.bus, &job(0, 1)), "no-op-enable", 0);
+}
+
+#[test]
+fn enable_bits_of_blocks_are_stored_and_start_nothing() {
+    // isa-notes A.1: the op-enable word is what is needed; a block's own OPERATION_ENABLE beside it does no harm.
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 27);
+    let program = bench.mm.program(Link::Last, &[]);
+    let mut words: Vec<Cmd> = program.words().to_vec();
+    let body = program.body_words();
+    let own = [(0x0201, 0x1008), (0x0801, 0x3008), (0x1001, 0x4008), (0x2001, 0x5008)];
+    words.splice(body..body, own.map(|(target, offset)| Cmd::new(target, offset, 1)));
+    let amount = (words.len() / 2 - 1) as u16;
+    let put = |words: &[Cmd]| {
+        bench.bus.put(PROGRAM, &words.iter().flat_map(|word| word.0.to_le_bytes()).collect::<Vec<u8>>());
+    };
+    put(&words);
+    assert_clean(&core().run(&bench.bus, &job(amount, 1)), 1);
+    assert!(bench.right_rows().iter().all(|right| *right));
+    // Alone they start nothing.
+    let enable = words.iter().position(|word| word.0 >> 48 == 0x81).unwrap();
+    words[enable] = Cmd(0);
+    put(&words);
+    assert_hang(&core().run(&bench.bus, &job(amount, 1)), "no-op-enable", 0);
 }
 
 #[test]

@@ -146,6 +146,71 @@ fn a_later_program_that_does_not_rearm_the_pointer_repeats_task_0() {
 }
 
 #[test]
+fn the_first_program_of_a_job_runs_what_it_writes() {
+    // "Repeats" is a rule of chains. Programs of 15 words that never write S_POINTER are submitted one after the other,
+    // also on a core whose DPU an earlier job has left alternating.
+    for s_pointer in [None, Some(ork_sim::PcJob::s_pointer_of(0))] {
+        let bench = Bench::new(Matmul::new(Recipe::Two, 16, 96, 64), 13);
+        let mm = bench.mm;
+        let mut core = core();
+        for tile in 0..2 {
+            let (a, c) = (mm.a + tile * 8 * mm.k, mm.c + tile * 8 * mm.n * 4);
+            let program = Matmul { m: 8, a, c, split: 0xB1, ..mm }.program(Link::Last, &[]);
+            bench.bus.put_program(PROGRAM, &program);
+            if tile == 1 {
+                // S_POINTER is word 4 of recipe 2.
+                bench.bus.put(PROGRAM + 4 * 8, &[0; 8]);
+            }
+            let job = ork_sim::PcJob { s_pointer, ..job(program.fetch_amount(), 1) };
+            assert_clean(&core.run(&bench.bus, &job), 1);
+        }
+        assert!(bench.right_rows().iter().all(|right| *right), "{s_pointer:?}");
+    }
+}
+
+#[test]
+fn what_the_driver_writes_makes_cna_and_core_alternate() {
+    // uapi.md A.9 step 2, B.2: also where the DPU does not, and whatever its programs write to its own S_POINTER.
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 96, 64), 17);
+    let program = bench.mm.program(Link::Last, &[(0x4004, 0)]);
+    bench.bus.put_program(PROGRAM, &program);
+    let driver = Some(ork_sim::PcJob::s_pointer_of(2));
+    assert_eq!(driver, Some(0x2000_000E));
+    for (s_pointer, second) in [(None, 0x155), (driver, 0x1AA)] {
+        let mut core = core();
+        let job = ork_sim::PcJob { s_pointer, ..job(program.fetch_amount(), 1) };
+        for status in [0x155, second, 0x155] {
+            let outcome = core.run(&bench.bus, &job);
+            assert_clean(&outcome, 1);
+            assert_eq!(outcome.int_status, status, "CNA, CORE and DPU events by group, {s_pointer:?}");
+        }
+    }
+}
+
+#[test]
+fn a_chain_needs_the_pointer_of_the_dpu_only() {
+    // The driver arms CNA and CORE once for the whole chain.
+    let silicon = ork_sim::Silicon { pointer_scope: ork_sim::PointerScope::OwnBlock, ..Default::default() };
+    let mut core = Core::new(0, &SimOptions { silicon, ..SimOptions::default() });
+    let bench = Bench::new(Matmul::new(Recipe::Two, 24, 96, 64), 18);
+    let mm = bench.mm;
+    let tile = |index: u32, link| {
+        let (a, c) = (mm.a + index * 8 * mm.k, mm.c + index * 8 * mm.n * 4);
+        Matmul { m: 8, a, c, split: 0xB1, ..mm }.program(link, &[])
+    };
+    let amount = tile(0, Link::Last).fetch_amount();
+    let at = |index: u32| PROGRAM + index * 0x400;
+    for index in 0..3 {
+        let link = if index < 2 { Link::Next { at: Iova(at(index + 1)), amount } } else { Link::Last };
+        bench.bus.put_program(at(index), &tile(index, link));
+    }
+    let job = ork_sim::PcJob { s_pointer: Some(ork_sim::PcJob::s_pointer_of(0)), ..job(amount, 3) };
+    let outcome = core.run(&bench.bus, &job);
+    assert_clean(&outcome, 3);
+    assert_eq!((outcome.int_status, bench.mm.get_c(&bench.bus)), (0x155, bench.expected()));
+}
+
+#[test]
 fn a_short_program_inherits_its_groups_registers() {
     // isa-notes NS-32: full, full, delta computes; full, delta does not complete.
     let bench = Bench::new(Matmul::new(Recipe::Two, 24, 96, 64), 14);

@@ -7,40 +7,6 @@ use common::*;
 use half::f16;
 use ork_sim::{Core, JobEnd, SimOptions};
 
-/// fp16 pooling words (isa-notes E) for one pass over `c` channels.
-fn pool(src: u32, dst: u32, (h, w, c): (u32, u32, u32), method: u32) -> Words {
-    let (k, recip) = (2, 0);
-    let (oh, ow) = (h / k, w / k);
-    vec![
-        (0x6004, 0xE),
-        (0x7004, 0xE),
-        (0x600C, w - 1),
-        (0x6010, h - 1),
-        (0x6014, c - 1),
-        (0x6018, ow - 1),
-        (0x601C, oh - 1),
-        (0x6020, c - 1),
-        (0x6024, 0x10 | method),
-        (0x6034, (k - 1) | (k - 1) << 8 | (k - 1) << 16 | (k - 1) << 20),
-        (0x6038, recip),
-        (0x603C, recip),
-        (0x6040, 0),
-        (0x6044, 0),
-        (0x6048, 0),
-        (0x6070, dst),
-        (0x607C, oh * ow * 16),
-        (0x6084, (oh * ow * 16) | 2),
-        (0x60DC, 3),
-        (0x700C, w - 1),
-        (0x7010, h - 1),
-        (0x7014, c - 1),
-        (0x701C, src),
-        (0x7024, w * 16),
-        (0x7028, h * w * 16),
-        (0x7030, 2),
-    ]
-}
-
 #[test]
 fn pooling_by_minimum_and_its_quirks() {
     let bus = FlatBus::new(PROGRAM, 0x40_0000);
@@ -50,7 +16,7 @@ fn pooling_by_minimum_and_its_quirks() {
     let bytes: Vec<u8> = values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect();
     bus.put(A, &bytes);
     let mut core = Core::new(0, &SimOptions::default());
-    assert_clean(&run_words(&mut core, &bus, &pool(A, OUT, (8, 8, 16), 2), 0x60), 1);
+    assert_clean(&run_words(&mut core, &bus, &pool_words(A, OUT, (8, 8, 16), 2), 0x60), 1);
     let half = |at: u32, index: usize| {
         let b = bus.get(at + 2 * index as u32, 2);
         f16::from_le_bytes([b[0], b[1]]).to_f32()
@@ -70,15 +36,15 @@ fn pooling_by_minimum_and_its_quirks() {
     }
     // 4 x 4 read again is fine; 2 x 2 written by the PPU and read again is not (G-10); from the host it is.
     let (second, third) = (OUT + 0x1000, OUT + 0x2000);
-    assert_clean(&run_words(&mut core, &bus, &pool(OUT, second, (4, 4, 16), 1), 0x60), 1);
+    assert_clean(&run_words(&mut core, &bus, &pool_words(OUT, second, (4, 4, 16), 1), 0x60), 1);
     assert_wrong(
-        &run_words(&mut core, &bus, &pool(second, third, (2, 2, 16), 1), 0x60),
+        &run_words(&mut core, &bus, &pool_words(second, third, (2, 2, 16), 1), 0x60),
         "pool-of-small-pool",
     );
     bus.put(second, &bytes[..2 * 4 * 16]);
-    assert_clean(&run_words(&mut core, &bus, &pool(second, third, (2, 2, 16), 1), 0x60), 1);
+    assert_clean(&run_words(&mut core, &bus, &pool_words(second, third, (2, 2, 16), 1), 0x60), 1);
     // Under codes 0 the bytes are taken as fp16 (G-11).
-    let int8 = patched(&pool(A, OUT, (8, 8, 16), 1), &[(0x6084, 0x100), (0x7030, 0)]);
+    let int8 = patched(&pool_words(A, OUT, (8, 8, 16), 1), &[(0x6084, 0x100), (0x7030, 0)]);
     assert_wrong(&run_words(&mut core, &bus, &int8, 0x60), "pool-precision");
     for (patch, check) in [
         ((0x6024, 0x13), "pool-mode"),
@@ -86,14 +52,14 @@ fn pooling_by_minimum_and_its_quirks() {
         ((0x7010, 3), "pool-size-disagrees"),
     ] {
         core.reset();
-        let words = patched(&pool(A, OUT, (8, 8, 16), 1), &[patch]);
+        let words = patched(&pool_words(A, OUT, (8, 8, 16), 1), &[patch]);
         assert_unmodelled(&run_words(&mut core, &bus, &words, 0x60), check);
     }
     for (patch, check) in
         [((0x701C, 0x7000_0000), "pool-read-fault"), ((0x6070, 0x7000_0000), "pool-write-fault")]
     {
         core.reset();
-        let words = patched(&pool(A, OUT, (8, 8, 16), 1), &[patch]);
+        let words = patched(&pool_words(A, OUT, (8, 8, 16), 1), &[patch]);
         let outcome = run_words(&mut core, &bus, &words, 0x60);
         match &outcome.end {
             JobEnd::Hang(diagnosis) => assert_eq!(diagnosis.check, check),
@@ -113,8 +79,8 @@ fn a_pool_reads_garbage_from_planes_with_a_side_below_4() {
             (0..h * w * 16u32).flat_map(|i| f16::from_f32((i * 7 % 251) as f32).to_le_bytes()).collect();
         bus.put(A, &bytes);
         let mut core = Core::new(0, &SimOptions::default());
-        assert_clean(&run_words(&mut core, &bus, &pool(A, OUT, (h, w, 16), 1), 0x60), 1);
-        let outcome = run_words(&mut core, &bus, &pool(OUT, OUT + 0x1000, (h / 2, w / 2, 16), 1), 0x60);
+        assert_clean(&run_words(&mut core, &bus, &pool_words(A, OUT, (h, w, 16), 1), 0x60), 1);
+        let outcome = run_words(&mut core, &bus, &pool_words(OUT, OUT + 0x1000, (h / 2, w / 2, 16), 1), 0x60);
         if good {
             assert_clean(&outcome, 1);
         } else {
@@ -125,7 +91,10 @@ fn a_pool_reads_garbage_from_planes_with_a_side_below_4() {
         let from_ppu = bus.get(OUT + 0x1000, (h / 4 * (w / 4) * 32) as usize);
         let moved = OUT + 0x4000;
         bus.put(moved, &plane);
-        assert_clean(&run_words(&mut core, &bus, &pool(moved, OUT + 0x2000, (h / 2, w / 2, 16), 1), 0x60), 1);
+        assert_clean(
+            &run_words(&mut core, &bus, &pool_words(moved, OUT + 0x2000, (h / 2, w / 2, 16), 1), 0x60),
+            1,
+        );
         let from_host = bus.get(OUT + 0x2000, (h / 4 * (w / 4) * 32) as usize);
         assert_eq!(from_ppu == from_host, good, "{h} x {w}");
     }

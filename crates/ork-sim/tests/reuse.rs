@@ -117,6 +117,33 @@ fn weight_reuse_fits_or_keeps_the_end_of_the_stream() {
 }
 
 #[test]
+fn kept_weights_are_those_that_were_loaded_whoever_writes_over_them() {
+    // Between loading and reuse the pooling unit writes over the weights in memory.
+    let bench = Bench::new(Matmul::new(Recipe::Two, 16, 512, 32), 26);
+    let mm = bench.mm;
+    let tile = |index: u32, split, link| {
+        let (a, c) = (mm.a + index * 8 * mm.k, mm.c + index * 8 * mm.n * 4);
+        Matmul { m: 8, a, c, split, ..mm }.program(link, &[])
+    };
+    let (second, third) = (PROGRAM + 0x400, PROGRAM + 0x800);
+    let amount = tile(0, 0xB1, Link::Last).fetch_amount();
+    // A plane of 8 x 8 pixels becomes one of 4 x 4.
+    let (mut pool, pool_amount) = assemble(&pool_words(mm.a, mm.b, (8, 8, 8), 1), 0x60);
+    let link = pool.len() - 4 * 8;
+    pool[link..link + 8].copy_from_slice(&ork_isa::Cmd::new(0x0101, 0x10, third).0.to_le_bytes());
+    let next = ork_isa::Cmd::new(0x0101, 0x14, amount.into());
+    pool[link + 8..link + 16].copy_from_slice(&next.0.to_le_bytes());
+    let first = Link::Next { at: Iova(second), amount: pool_amount };
+    bench.bus.put_program(PROGRAM, &tile(0, 0xB1, first));
+    bench.bus.put(second, &pool);
+    bench.bus.put_program(third, &tile(1, 0x20B1, Link::Last));
+    let before = bench.bus.get(mm.b, 4 * 4 * 16);
+    assert_clean(&core().run(&bench.bus, &job(amount, 3)), 3);
+    assert_ne!(bench.bus.get(mm.b, 4 * 4 * 16), before);
+    assert_eq!(mm.get_c(&bench.bus), bench.expected());
+}
+
+#[test]
 fn weight_reuse_under_another_split_is_wrong() {
     let bench = Bench::new(Matmul::new(Recipe::Two, 16, 1024, 96), 19);
     let tile = |index: u32, split| Matmul {

@@ -85,6 +85,7 @@ pub(crate) fn some_diagnosis() -> Diagnosis {
         dma_base: Iova(0),
         int_mask: 0x300,
         int_clear: 0x300,
+        s_pointer: None,
     };
     match ork_sim::Core::new(0, &Default::default()).run(&NoMemory, &job).end {
         JobEnd::Hang(diagnosis) | JobEnd::Unmodelled(diagnosis) => diagnosis,

@@ -341,6 +341,7 @@ fn noise(random: &mut Random) -> Ended {
         dma_base: Iova(0),
         int_mask: random.next() as u32,
         int_clear: 0,
+        s_pointer: random.next().is_multiple_of(2).then_some(random.next() as u32),
     };
     if random.below(4) > 0 {
         // Words for every register of every block, in the order of their addresses.

@@ -122,7 +122,15 @@ pub fn signed(bytes: Vec<u8>) -> Vec<i8> {
 pub const PROGRAM: u32 = 0x10_0000;
 
 pub fn job(amount: u16, tasks: u16) -> PcJob {
-    PcJob { base: Iova(PROGRAM), amount, tasks, dma_base: Iova(0), int_mask: 0x300, int_clear: 0x1_FFFF }
+    PcJob {
+        base: Iova(PROGRAM),
+        amount,
+        tasks,
+        dma_base: Iova(0),
+        int_mask: 0x300,
+        int_clear: 0x1_FFFF,
+        s_pointer: None,
+    }
 }
 
 pub fn core() -> Core {
@@ -224,4 +232,38 @@ pub fn run_words(core: &mut Core, bus: &FlatBus, body: &[(u16, u32)], enable: u3
         job.int_mask = 0xC00;
     }
     core.run(bus, &job)
+}
+
+/// fp16 pooling words (isa-notes E) for one pass over `c` channels.
+pub fn pool_words(src: u32, dst: u32, (h, w, c): (u32, u32, u32), method: u32) -> Words {
+    let (k, recip) = (2, 0);
+    let (oh, ow) = (h / k, w / k);
+    vec![
+        (0x6004, 0xE),
+        (0x7004, 0xE),
+        (0x600C, w - 1),
+        (0x6010, h - 1),
+        (0x6014, c - 1),
+        (0x6018, ow - 1),
+        (0x601C, oh - 1),
+        (0x6020, c - 1),
+        (0x6024, 0x10 | method),
+        (0x6034, (k - 1) | (k - 1) << 8 | (k - 1) << 16 | (k - 1) << 20),
+        (0x6038, recip),
+        (0x603C, recip),
+        (0x6040, 0),
+        (0x6044, 0),
+        (0x6048, 0),
+        (0x6070, dst),
+        (0x607C, oh * ow * 16),
+        (0x6084, (oh * ow * 16) | 2),
+        (0x60DC, 3),
+        (0x700C, w - 1),
+        (0x7010, h - 1),
+        (0x7014, c - 1),
+        (0x701C, src),
+        (0x7024, w * 16),
+        (0x7028, h * w * 16),
+        (0x7030, 2),
+    ]
 }
