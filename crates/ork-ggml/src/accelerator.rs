@@ -51,7 +51,7 @@ pub trait Accelerator: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`AccelErrorKind::NoRoom`] leaves the weight to the CPU where the route allows that; any other kind fails the
-    /// load of the model.
+    /// load of the model, or products with the weight in hosts that are not told.
     fn load(
         &self,
         name: &str,

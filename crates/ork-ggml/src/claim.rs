@@ -128,6 +128,10 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
     };
     match home {
         Home::Ours(buffer) if buffer.residency == Residency::Resident => Ok(Accepted::MatMul),
+        // The product fails and says why; the CPU's would hide it.
+        Home::Ours(buffer) if backend.route() != Route::Cpu && buffer.has_failed(weight.data, &shape) => {
+            Ok(Accepted::MatMul)
+        }
         Home::Ours(buffer) => {
             precise()?;
             let one = |index: usize, m| match buffer.matrix_at(weight.data, &shape, index) {
@@ -139,7 +143,11 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
                 None => one(0, m),
             };
             // A host that reads a file straight into memory shared with the CPU tells nobody.
-            let loaded = || buffer.holds_stack(weight.data, &shape) || buffer.adopt(weight, &shape);
+            let loaded = || {
+                buffer.holds_stack(weight.data, &shape)
+                    || buffer.adopt(weight, &shape)
+                    || buffer.has_failed(weight.data, &shape)
+            };
             worth_it(backend, op, backend.route(), &question(&shape, rows, &time, false), &shape, &loaded)
         }
         Home::Probe => {

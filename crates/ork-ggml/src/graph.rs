@@ -96,7 +96,7 @@ pub(crate) unsafe fn compute(
             counted = true;
             backend.counters().graph();
         }
-        let node = read_node(backend, node)?;
+        let node = read_node(backend, node).inspect_err(|_| backend.counters().failed(1))?;
         if !group.admits(&node) {
             run(backend, scratch, &mut group, None)?;
         }
@@ -206,7 +206,8 @@ fn run_part(
 ) -> Result<(), BackendError> {
     let (k, m) = (activation.k(), part.rows.count());
     let matrix = |member: &Node<'_>| member.stack.matrix(backend, part.matrix);
-    let weights: Vec<Arc<Weight>> = members.iter().map(matrix).collect::<Result<_, _>>()?;
+    let found: Result<Vec<Arc<Weight>>, _> = members.iter().map(matrix).collect();
+    let weights = found.inspect_err(|_| backend.counters().failed(members.len()))?;
     let product = match &part.rows {
         Rows::Run { x: first, out, .. } => {
             let mut outs: Vec<&mut [f32]> = members

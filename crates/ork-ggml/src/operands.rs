@@ -250,6 +250,9 @@ impl<'g> Stack<'g> {
         let ours = backend.tables().residency_of(buffer.buft).and_then(|_| OrkBuffer::of(buffer));
         if let Some(ours) = ours {
             let packed = ours.weight_at(tensor.data).is_some();
+            if !packed && let Some(source) = ours.failure_at(tensor.data) {
+                return Err(BackendError::NotLoaded { name: name_of(tensor), source });
+            }
             if packed || ours.residency == Residency::Resident {
                 return Ok(Self { tensor, home: Home::Ours(ours) });
             }
