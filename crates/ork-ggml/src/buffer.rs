@@ -18,7 +18,6 @@ use crate::memory::HostMemory;
 use crate::pack::ModelPack;
 use crate::software::SoftwareWeight;
 use crate::weight::{Held, Shape, Weight, name_of};
-use ork_quant::StoredRows;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ops::Range;
@@ -370,7 +369,7 @@ impl OrkBuffer {
         let shape = &stack.matrix(index);
         let wanted = backend.exclusion(shape.stem()).is_none()
             && backend.accelerator()?.limits(shape.k, shape.n).is_ok();
-        let experts = backend.experts().filter(|_| stack.matrices > 1 && shape.k <= StoredRows::K_MAX);
+        let experts = backend.experts().filter(|experts| experts.holds(stack));
         let taken = match experts {
             _ if !wanted => None,
             Some(experts) => {

@@ -138,7 +138,11 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
                 Some(weight) => weight.modelled(m),
                 None => backend.accelerator().ok()?.modelled(shape.k, shape.n, m),
             };
-            let time = |m| match backend.experts().filter(|_| shape.matrices > 1) {
+            // Where nothing is asked before a weight is written, it is taken below, and must be known as what it is.
+            if let Some(experts) = backend.experts() {
+                experts.asked(&shape, op.op == codes.mul_mat_id);
+            }
+            let time = |m| match backend.experts().filter(|experts| experts.holds(&shape)) {
                 Some(experts) => experts.mean_time(&shape, m, &|index| one(index, m)),
                 None => one(0, m),
             };
@@ -152,6 +156,9 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         }
         Home::Probe => {
             within_limits(backend, weight)?;
+            if let Some(experts) = backend.experts() {
+                experts.asked(&shape, op.op == codes.mul_mat_id);
+            }
             if let Ok(accelerator) = backend.accelerator() {
                 for index in 0..shape.matrices {
                     accelerator.claimed(&shape.matrix(index).name, shape.k, shape.n);
