@@ -206,7 +206,8 @@ struct Scores {
 }
 
 impl Scores {
-    fn new() -> Self {
+    /// `planned` is called before there is memory, as ggml plans.
+    fn new(planned: impl FnOnce(*mut sys::ggml_tensor)) -> Self {
         let (d, keys, heads, m) = (32, 48, 2, 40);
         let nodes = Tensors::new();
         // As the cache holds them: all heads of a key behind each other.
@@ -219,6 +220,7 @@ impl Scores {
             out
         };
         let graph = graph(&nodes, &[out]);
+        planned(out);
         let buffer = Buffer::plain(&nodes, cpu_type());
         // Sixteenths are exact in f16.
         let sixteenths =
@@ -245,9 +247,15 @@ fn attention_goes_to_the_accelerator_when_it_is_told_to() {
     let asked = |attention, time: fn(usize, usize, usize) -> f64, route| {
         let accelerator = NaiveAccelerator { time: Some(time), ..NaiveAccelerator::default() };
         let backend = backend(accelerator, BackendOptions { route, attention, ..BackendOptions::default() });
-        let scores = Scores::new();
         let stream = Stream::ork(&backend);
-        let claimed = unsafe { sys::ggml_backend_supports_op(stream.0, scores.out) };
+        let ask = |out| unsafe { sys::ggml_backend_supports_op(stream.0, out) };
+        let mut without_memory = false;
+        let scores = Scores::new(|out| without_memory = ask(out));
+        let claimed = ask(scores.out);
+        assert_eq!(
+            without_memory, claimed,
+            "{attention:?} {route}: keys that a graph computes have no memory yet"
+        );
         if claimed {
             assert_eq!(stream.compute(scores.graph), sys::GGML_STATUS_SUCCESS, "{:?}", backend.take_error());
             let error = worst(&get_f32(scores.out), &scores.want);

@@ -270,8 +270,10 @@ fn within_limits(backend: &OrkBackend, weight: &abi::Tensor) -> Result<(), Decli
 
 fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
     let Some(buffer) = buffer_of(weight) else {
-        // ggml's backend test asks before it allocates; what it gets then is the weight type of our device.
-        if backend.packs_per_call(weight) && backend.route() != Route::Npu {
+        // A computed matrix gets its memory after the plan. ggml's backend test asks before it allocates, too; what it gets
+        // then is the weight type of our device.
+        let computed = backend.attention() != Attention::Off && weight.op != backend.ops().none;
+        if computed || (backend.packs_per_call(weight) && backend.route() != Route::Npu) {
             return Ok(Home::Foreign);
         }
         return Err(Decline::ForeignBuffer { buffer_type: "none".to_owned() });
@@ -279,7 +281,8 @@ fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
     if backend.tables().residency_of(buffer.buft).is_some() {
         return match OrkBuffer::of(buffer) {
             Some(ours)
-                if ours.residency == Residency::Shared
+                if (ours.residency == Residency::Shared
+                    || (ours.residency == Residency::Node && weight.op != backend.ops().none))
                     && ours.weight_at(weight.data).is_none()
                     && backend.packs_per_call(weight) =>
             {
