@@ -333,11 +333,39 @@ impl OrkBuffer {
         taken
     }
 
-    /// Whether matrices of a stack at a tensor's address were all taken.
+    /// Whether the matrices of a stack at a tensor's address were all taken, with the same bounds.
     pub(crate) fn holds_stack(&self, data: *const c_void, shape: &Shape) -> bool {
         let Some(start) = (data as usize).checked_sub(self.base() as usize) else { return false };
         let weights = self.weights.read().unwrap_or_else(PoisonError::into_inner);
-        (0..shape.matrices).all(|index| weights.contains_key(&(start + index * shape.matrix_bytes())))
+        let matrix = |index| weights.get(&(start + index * shape.matrix_bytes()));
+        (0..shape.matrices).all(|index| matrix(index).is_some_and(|weight| weight.is_of(shape)))
+    }
+
+    /// Whether a tensor of a resident buffer can be multiplied by: the accelerator holds its matrices, or none of its bytes.
+    pub(crate) fn can_multiply(&self, tensor: &abi::Tensor) -> bool {
+        let held =
+            |shape: Shape| self.holds_stack(tensor.data, &shape) || !self.holds_some(self.bytes_of(tensor));
+        self.as_weight(tensor).is_some_and(held)
+    }
+
+    /// Whether bytes of a tensor exist on the accelerator only.
+    pub(crate) fn is_unreadable(&self, tensor: &abi::Tensor) -> bool {
+        self.exists_packed_only(self.bytes_of(tensor))
+    }
+
+    fn exists_packed_only(&self, span: Range<usize>) -> bool {
+        self.residency == Residency::Resident && self.memory.owned.is_some() && self.holds_some(span)
+    }
+
+    /// Whether weights that were taken have bytes in the range.
+    fn holds_some(&self, span: Range<usize>) -> bool {
+        let weights = self.weights.read().unwrap_or_else(PoisonError::into_inner);
+        weights.iter().any(|(start, weight)| *start < span.end && span.start < start + weight.source_bytes())
+    }
+
+    fn bytes_of(&self, tensor: &abi::Tensor) -> Range<usize> {
+        // SAFETY: live tensor.
+        self.span(tensor, unsafe { (self.backend.host().ggml_nbytes)(tensor) })
     }
 
     /// Whether the accelerator was to take the matrices of a stack at a tensor's address, and could not.
@@ -436,10 +464,7 @@ impl OrkBuffer {
         size: usize,
     ) -> Result<(), BackendError> {
         let (at, room) = self.locate(tensor, offset);
-        let packed = self.residency == Residency::Resident
-            && self.memory.owned.is_some()
-            && self.weight_at(tensor.data).is_some();
-        if packed || size > room {
+        if size > room || self.exists_packed_only(at..at + size) {
             // SAFETY: the host gives room for `size` bytes.
             unsafe { std::ptr::write_bytes(out, 0, size) };
             return Err(BackendError::Unreadable { name: name_of(tensor) });

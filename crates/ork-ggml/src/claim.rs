@@ -94,7 +94,9 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         0 => {}
         hint => return Err(Decline::Hint { hint }),
     }
-    if weight.op != codes.none && !backend.packs_per_call(weight) {
+    // A weight that is looked at in another way is still a weight; where the CPU can read it, that is left to the CPU.
+    let computed = weight.op != codes.none && !(codes.views.contains(&weight.op) && is_resident(weight));
+    if computed && !backend.packs_per_call(weight) {
         return Err(Decline::ComputedOperand);
     }
     let home = home(backend, weight)?;
@@ -103,6 +105,13 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
     let whole = matches!(home, Home::Foreign) || unsafe { (host.ggml_is_contiguous)(weight) };
     if host.element_type(weight.type_).decode.is_none() {
         return Err(Decline::WeightType { type_name: host.element_type(weight.type_).name });
+    }
+    if let Home::Ours(buffer) = home
+        && buffer.residency == Residency::Resident
+        && !buffer.can_multiply(weight)
+    {
+        // Others would get zeros instead of bytes that are not there; taken, the product fails and says so.
+        return if buffer.is_unreadable(weight) { Ok(Accepted::MatMul) } else { Err(Decline::WeightLayout) };
     }
     let shape = Shape::of(backend, weight).filter(|_| whole).ok_or(Decline::WeightLayout)?;
     let element = host.element_type(activation.type_);
@@ -297,6 +306,12 @@ fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
         return Ok(Home::Foreign);
     }
     Err(Decline::ForeignBuffer { buffer_type: buffer_type_name(buffer.buft) })
+}
+
+/// Whether a tensor's bytes are in a resident buffer of ours.
+fn is_resident(tensor: &abi::Tensor) -> bool {
+    let ours = buffer_of(tensor).and_then(OrkBuffer::of);
+    ours.is_some_and(|ours| ours.residency == Residency::Resident)
 }
 
 /// The buffer a tensor's bytes are in; a view has its source's.

@@ -16,6 +16,9 @@ fn size(ne: i64) -> usize {
     usize::try_from(ne).unwrap_or(0)
 }
 
+/// What is wrong with a view that is not the weight as it was loaded.
+const PART: &str = "it is a weight in other bounds than those that it was loaded with";
+
 fn bad(tensor: &abi::Tensor, what: &str) -> BackendError {
     BackendError::Operand { name: name_of(tensor), what: what.to_owned() }
 }
@@ -254,6 +257,10 @@ impl<'g> Stack<'g> {
                 return Err(BackendError::NotLoaded { name: name_of(tensor), source });
             }
             if packed || ours.residency == Residency::Resident {
+                // SAFETY: live tensor.
+                if !unsafe { (backend.host().ggml_is_contiguous)(tensor) } {
+                    return Err(bad(tensor, PART));
+                }
                 return Ok(Self { tensor, home: Home::Ours(ours) });
             }
             if !per_call {
@@ -295,8 +302,9 @@ impl<'g> Stack<'g> {
                     let same = weight.type_ == tensor.type_
                         && weight.k == size(tensor.ne[0])
                         && weight.n == size(tensor.ne[1]);
-                    if same { Ok(weight) } else { Err(bad(tensor, "only a part of the weight is used")) }
+                    if same { Ok(weight) } else { Err(bad(tensor, PART)) }
                 }
+                None if buffer.is_unreadable(tensor) => Err(bad(tensor, PART)),
                 None if buffer.residency == Residency::Resident => {
                     let weight = buffer.software_weight(tensor, index);
                     weight.map(Arc::new).ok_or_else(|| bad(tensor, "the weight was never loaded"))

@@ -56,6 +56,16 @@ impl Weight {
         }
     }
 
+    /// Whether it is a matrix of that stack, rather than one with other bounds at the same address.
+    pub(crate) fn is_of(&self, stack: &Shape) -> bool {
+        (self.type_, self.k, self.n) == (stack.type_, stack.k, stack.n)
+    }
+
+    /// Its bytes in ggml's type.
+    pub(crate) fn source_bytes(&self) -> usize {
+        usize::try_from(self.stored.bytes).unwrap_or(usize::MAX)
+    }
+
     /// What `m` rows cost on either side.
     pub(crate) fn question(&self, m: usize) -> Question {
         Question {
