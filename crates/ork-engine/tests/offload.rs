@@ -256,12 +256,21 @@ fn attention_goes_to_the_accelerator_when_it_is_told_to() {
             without_memory, claimed,
             "{attention:?} {route}: keys that a graph computes have no memory yet"
         );
+        // Each line as it is known when a graph is planned, and when it was computed: what, where, why, and for how much.
+        let lines = || {
+            let routes = backend.census().routes.into_iter();
+            let kept = routes.map(|(key, used)| (key, used.asked, used.m_max, used.npu_ns, used.cpu_ns));
+            kept.collect::<Vec<_>>()
+        };
         if claimed {
+            let planned = lines();
+            assert_eq!((planned.len(), planned[0].1), (1, 2), "{planned:?}");
             assert_eq!(stream.compute(scores.graph), sys::GGML_STATUS_SUCCESS, "{:?}", backend.take_error());
             let error = worst(&get_f32(scores.out), &scores.want);
             assert!(error < 1e-5, "{attention:?}: {error}");
             assert_eq!(backend.census().executed.matmuls, 2, "one for each head of the keys");
             assert_eq!(backend.census().holding.live, 0, "nothing of it stays");
+            assert_eq!(lines(), planned, "{attention:?} {route}");
         }
         let census = backend.census();
         let reasons: Vec<DeclineReason> = census.planning.declined.iter().map(|line| line.reason).collect();

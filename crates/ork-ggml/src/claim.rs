@@ -183,15 +183,20 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
             }
             within_limits(backend, weight)?;
             let time = |m| backend.accelerator().ok()?.modelled(shape.k, shape.n, m);
-            let route = match (backend.route(), backend.attention()) {
-                (Route::Cpu, _) => Route::Cpu,
-                (route, _) if weight.op == codes.none => route,
-                (_, Attention::On) => Route::Npu,
-                (_, Attention::ByCost) => Route::Auto { min_rows: MinRows::ByCost },
-                (route, Attention::Off) => route,
-            };
+            let route = route_per_call(backend, weight);
             worth_it(backend, op, route, &question(&shape, rows, &time, true), &shape, &|| true)
         }
+    }
+}
+
+/// The route of a product with a matrix that is packed for it alone: attention has its own.
+pub(crate) fn route_per_call(backend: &OrkBackend, weight: &abi::Tensor) -> Route {
+    match (backend.route(), backend.attention()) {
+        (Route::Cpu, _) => Route::Cpu,
+        (route, _) if weight.op == backend.ops().none => route,
+        (_, Attention::On) => Route::Npu,
+        (_, Attention::ByCost) => Route::Auto { min_rows: MinRows::ByCost },
+        (route, Attention::Off) => route,
     }
 }
 
@@ -217,8 +222,8 @@ fn swiglu(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted, Decline> {
     if wanted && ours(gate) && ours(up) { Ok(Accepted::Swiglu) } else { Err(decline()) }
 }
 
-/// What a product of `rows` rows with a stack of matrices costs on either side: the matrices that are used, and the rows
-/// that each of them meets, if they share them evenly.
+/// The product with one of the matrices that `rows` rows with a stack use, if they share them evenly. All of them cost as
+/// many times more on either side.
 pub(crate) fn question(
     shape: &Shape,
     rows: u64,
@@ -230,7 +235,6 @@ pub(crate) fn question(
     Question {
         size: cost::Size { m, k: shape.k as u64, n: shape.n as u64 },
         stored: shape.stored(),
-        matrices,
         time: time(usize::try_from(m).unwrap_or(usize::MAX)),
         packed_for_it,
     }

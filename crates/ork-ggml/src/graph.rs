@@ -261,7 +261,7 @@ fn run_part(
             n: weight.n,
             m,
             op,
-            verdict: verdict_of(backend, weight, m),
+            verdict: verdict_of(weight, m),
         })
         .collect();
     backend.counters().submission(&records);
@@ -269,8 +269,8 @@ fn run_part(
 }
 
 /// Where a product was computed, why, and what it is modelled to cost on either side.
-fn verdict_of(backend: &OrkBackend, weight: &Weight, m: usize) -> Verdict {
-    let verdict = routing::decide(backend.route(), &weight.question(m));
+fn verdict_of(weight: &Weight, m: usize) -> Verdict {
+    let verdict = routing::decide(weight.route(), &weight.question(m));
     match weight.held {
         // It was claimed, so the route wanted it, or nobody else can read the weight.
         Held::Accelerator(_) if verdict.place == Place::Npu => verdict,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::abi;
 use crate::backend::OrkBackend;
 use crate::buffer::{OrkBuffer, Residency};
-use crate::claim::buffer_of;
+use crate::claim::{buffer_of, route_per_call};
 use crate::error::BackendError;
 use crate::host::Host;
 use crate::weight::{Shape, Weight, name_of};
@@ -315,7 +315,8 @@ impl<'g> Stack<'g> {
                 let shape = shape.matrix(index);
                 // SAFETY: a matrix of a live tensor in host memory.
                 let loaded = unsafe { shape.load(backend, data) }?;
-                Ok(Arc::new(Weight::on_accelerator(backend, &shape, loaded)))
+                let route = route_per_call(backend, tensor);
+                Ok(Arc::new(Weight::for_one_product(backend, &shape, loaded, route)))
             }
         }
     }
