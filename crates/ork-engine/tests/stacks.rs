@@ -10,7 +10,7 @@ use llama_cpp_sys_2 as sys;
 use ork_engine::tiny::WeightType;
 use ork_ggml::{
     BackendOptions, DeclineReason, ExpertCache, ExpertCodes, ExpertOptions, ExpertSkew, ForeignWeights,
-    InitError, LayerSkew, MinRows, OrkBackend, Place, Route,
+    InitError, LayerSkew, MinRows, OrkBackend, Place, Route, RouteKey, RouteUse, Why,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -285,6 +285,36 @@ fn a_stack_without_room_is_left_to_the_cpu() {
     assert!(ask(mixture.gate) && !ask(mixture.down));
     assert_eq!(backend.census().declined("MUL_MAT_ID", DeclineReason::NotLoaded), 1);
     assert_eq!(backend.census().holding.no_room, EXPERTS as u64);
+}
+
+/// The accelerator is worth it for the three rows that an expert is expected to meet, and not for the one that some expert
+/// meets. Who can leave the product to the CPU has taken it by the expected cost.
+#[test]
+fn an_expert_is_where_it_is_for_the_reason_of_the_plan() {
+    for (loaded, why) in [(Route::default(), Why::Cost), (Route::Npu, Why::Route)] {
+        let accelerator = NaiveAccelerator { time: Some(|_, _, _| 0.06), ..NaiveAccelerator::default() };
+        let backend = backend(accelerator, routed(loaded));
+        let mixture = Mixture::new(weight_type(&backend));
+        backend.set_route(Route::default());
+        let stream = Stream::ork(&backend);
+        for op in [mixture.gate, mixture.up, mixture.down] {
+            assert!(unsafe { sys::ggml_backend_supports_op(stream.0, op) });
+        }
+        assert_eq!(stream.compute(mixture.graph), sys::GGML_STATUS_SUCCESS, "{:?}", backend.take_error());
+        let routes = backend.census().routes;
+        let one_row = |kind: &str| {
+            let wanted =
+                |(key, used): &&(RouteKey, RouteUse)| key.kind == kind && used.calls > 0 && used.m_max == 1;
+            let found = routes.iter().find(wanted).unwrap();
+            (found.0.place, found.0.why)
+        };
+        assert_eq!(one_row("blk.*.ffn_up_exps.weight[*]"), (Place::Npu, why), "{loaded}");
+        assert_eq!(
+            one_row("blk.*.ffn_down_exps.weight[*]"),
+            (Place::Npu, Why::Cost),
+            "it is faster for one row, too"
+        );
+    }
 }
 
 const STACKS: [&str; 3] =

@@ -11,6 +11,7 @@ use crate::backend::OrkBackend;
 use crate::census::MatMulRecord;
 use crate::error::BackendError;
 use crate::operands::{Activation, GluNode, Node, Part, Rows, Selection, read_glu, read_node};
+use crate::options::Route;
 use crate::routing::{self, Place, Verdict, Why};
 use crate::swiglu;
 use crate::weight::{Held, Weight, name_of};
@@ -254,14 +255,15 @@ fn run_part(
     let op = members.first().map_or("", |member| member.op.as_str());
     let records: Vec<MatMulRecord<'_>> = weights
         .iter()
-        .map(|weight| MatMulRecord {
+        .zip(members)
+        .map(|(weight, member)| MatMulRecord {
             weight: &weight.name,
             type_name: &weight.type_name,
             k: weight.k,
             n: weight.n,
             m,
             op,
-            verdict: verdict_of(weight, m),
+            verdict: verdict_of(weight, member.stack.is_resident(), m),
         })
         .collect();
     backend.counters().submission(&records);
@@ -269,11 +271,16 @@ fn run_part(
 }
 
 /// Where a product was computed, why, and what it is modelled to cost on either side.
-fn verdict_of(weight: &Weight, m: usize) -> Verdict {
-    let verdict = routing::decide(weight.route(), &weight.question(m));
+fn verdict_of(weight: &Weight, resident: bool, m: usize) -> Verdict {
+    let route = weight.route();
+    let verdict = routing::decide(route, &weight.question(m));
     match weight.held {
-        // It was claimed, so the route wanted it, or nobody else can read the weight.
         Held::Accelerator(_) if verdict.place == Place::Npu => verdict,
+        // It was claimed for the rows that an expert was expected to meet, which another number did.
+        Held::Accelerator(_) if !resident && matches!(route, Route::Auto { .. }) => {
+            Verdict { place: Place::Npu, ..verdict }
+        }
+        // Nobody else can read the weight.
         Held::Accelerator(_) => Verdict { place: Place::Npu, why: Why::Route, ..verdict },
         Held::Cold(_) => Verdict { place: Place::Cold, why: Why::Expert, ..verdict },
         Held::Software(_) => Verdict { place: Place::Software, why: Why::Declined, ..verdict },

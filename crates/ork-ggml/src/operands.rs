@@ -274,6 +274,11 @@ impl<'g> Stack<'g> {
         Ok(Self { tensor, home: Home::Foreign(shape) })
     }
 
+    /// Whether nobody else can read the weight.
+    pub(crate) fn is_resident(&self) -> bool {
+        matches!(&self.home, Home::Ours(buffer) if buffer.residency == Residency::Resident)
+    }
+
     /// The addresses that are read when a product is computed: none for weights that were packed before.
     pub(crate) fn span(&self) -> Range<usize> {
         let Home::Foreign(shape) = &self.home else { return 0..0 };
