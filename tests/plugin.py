@@ -268,8 +268,9 @@ class Stock:
         print(f"RPC: perplexity {through:.4f} with {products} products on two nodes, {direct:.4f} without RPC")
         if min(products) < 100:
             raise Failed(f"a node's NPU had next to nothing to do:\n{logs[0][-2000:]}\n{logs[1][-2000:]}")
-        if not abs(through / direct - 1) < 0.005:
-            raise Failed("the perplexities are more than 0.5 % apart")
+        # The same program on the same CPU: what is added up is the same wherever it is.
+        if through != direct:
+            raise Failed("the perplexities are not the same")
 
     @staticmethod
     def wait_until_healthy(server, port, lines):
