@@ -238,6 +238,32 @@ fn a_matrix_that_fails_to_load_fails_the_graph() {
     assert_eq!(backend.census().executed.failed, 2);
 }
 
+/// Only the CPU has threads to be set, and so only a registration with this device has the function.
+#[test]
+fn the_host_can_set_threads() {
+    type SetThreads = unsafe extern "C" fn(sys::ggml_backend_t, i32);
+    let function = |backend: &OrkBackend| unsafe {
+        let registration: sys::ggml_backend_reg_t = backend.registration().cast();
+        let unknown =
+            sys::ggml_backend_reg_get_proc_address(registration, c"ggml_backend_something".as_ptr());
+        assert!(unknown.is_null());
+        let found =
+            sys::ggml_backend_reg_get_proc_address(registration, c"ggml_backend_set_n_threads".as_ptr());
+        transmute::<*mut c_void, Option<SetThreads>>(found)
+    };
+    let alone = backend(NaiveAccelerator::default(), routed(Route::Npu));
+    assert!(function(&alone).is_none());
+    let (backend, _, device) = node(Route::Npu);
+    let set_threads = function(&backend).unwrap();
+    let sandwich = Sandwich::new(device);
+    let w = numbers(5, K * N);
+    set_f32(sandwich.w, &w);
+    for stream in [&sandwich.stream, &Stream::ork(&backend)] {
+        unsafe { set_threads(stream.0, 3) };
+    }
+    sandwich.check(&w, "with three threads");
+}
+
 #[test]
 fn properties_agree_with_the_functions() {
     let (backend, _, device) = node(Route::Npu);

@@ -125,9 +125,6 @@ pub trait Accelerator: Send + Sync + fmt::Debug {
     fn modelled(&self, _k: usize, _n: usize, _m: usize) -> Option<ModelledTime> {
         None
     }
-
-    /// The host's wish for CPU threads, before each decode. A hint.
-    fn set_threads(&self, _threads: u32) {}
 }
 
 /// A weight an [`Accelerator`] holds; dropping it frees the device memory.
