@@ -617,23 +617,6 @@ fn properties_agree_with_the_tables() {
 }
 
 #[test]
-fn the_host_can_set_threads() {
-    let counts = Arc::new(Counts::default());
-    let accelerator = NaiveAccelerator { counts: Arc::clone(&counts), ..NaiveAccelerator::default() };
-    let backend = backend(accelerator, BackendOptions::default());
-    let stream = Stream::ork(&backend);
-    unsafe {
-        let reg = sys::ggml_backend_dev_backend_reg(device(&backend));
-        let unknown = sys::ggml_backend_reg_get_proc_address(reg, c"ggml_backend_something".as_ptr());
-        assert!(unknown.is_null());
-        let function = sys::ggml_backend_reg_get_proc_address(reg, c"ggml_backend_set_n_threads".as_ptr());
-        let set: unsafe extern "C" fn(sys::ggml_backend_t, i32) = std::mem::transmute(function);
-        set(stream.0, 3);
-    }
-    assert_eq!(counts.threads.load(SeqCst), 3);
-}
-
-#[test]
 fn a_retired_backend_fails_cleanly() {
     let backend: Arc<OrkBackend> = backend(NaiveAccelerator::default(), routed(Route::Npu));
     let case = Case { type_: WeightType::F16, k: 32, n: 8, m: 1, batch: [1, 1], layout: Layout::Contiguous };

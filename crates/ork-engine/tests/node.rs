@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use llama_cpp_sys_2 as sys;
-use ork_ggml::{GraphHost, OrkBackend, Route};
-use support::naive::{Counts, NaiveAccelerator};
+use ork_ggml::{Attention, BackendOptions, GraphHost, OrkBackend, Route};
+use support::naive::{Counts, Fault, NaiveAccelerator};
 use support::*;
 
 /// The scheduler's functions of the linked ggml; the bindings have their own names for the same structs.
@@ -40,9 +40,13 @@ fn graph_host() -> GraphHost {
 }
 
 fn node(route: Route) -> (Arc<OrkBackend>, Arc<Counts>, sys::ggml_backend_dev_t) {
+    node_with(routed(route))
+}
+
+fn node_with(options: BackendOptions) -> (Arc<OrkBackend>, Arc<Counts>, sys::ggml_backend_dev_t) {
     let counts = Arc::new(Counts::default());
     let accelerator = NaiveAccelerator { counts: Arc::clone(&counts), ..NaiveAccelerator::default() };
-    let backend = backend(accelerator, routed(route));
+    let backend = backend(accelerator, options);
     let registration: sys::ggml_backend_reg_t = backend.registration().cast();
     assert_eq!(unsafe { sys::ggml_backend_reg_dev_count(registration) }, 1);
     backend.serve_graphs(graph_host());
@@ -185,6 +189,79 @@ fn a_matrix_that_changes_is_taken_anew() {
     let want: Vec<f64> = get_f32(sandwich.out).into_iter().map(f64::from).collect();
     assert!(worst(&through_both, &want) < 1e-5);
     assert!(backend.take_error().is_none());
+}
+
+/// Keys of a cache in the device's memory, seen through a view, times queries.
+#[test]
+fn attention_goes_to_the_npu_when_it_is_told_to() {
+    let (d, keys, heads, m) = (32, 48, 2, 40);
+    for (attention, products) in [(Attention::Off, 0), (Attention::On, heads as u64)] {
+        let (backend, counts, device) = node_with(BackendOptions { attention, ..routed(Route::Npu) });
+        let buft = unsafe { sys::ggml_backend_dev_buffer_type(device) };
+        let nodes = Tensors::new();
+        let cache = nodes.matrix(sys::GGML_TYPE_F32, [d, heads, keys, 1], "cache_k");
+        let q = nodes.matrix(sys::GGML_TYPE_F32, [d, m, heads, 1], "q");
+        let out = unsafe { sys::ggml_mul_mat(nodes.0, sys::ggml_permute(nodes.0, cache, 0, 2, 1, 3), q) };
+        let graph = graph(&nodes, &[out]);
+        let _buffer = Buffer::plain(&nodes, buft);
+        let stream = Stream(unsafe { sys::ggml_backend_dev_init(device, std::ptr::null()) });
+        let (k_values, q_values) = (numbers(1, d * heads * keys), numbers(2, d * m * heads));
+        set_f32(cache, &k_values);
+        set_f32(q, &q_values);
+        assert_eq!(stream.compute(graph), sys::GGML_STATUS_SUCCESS, "{:?}", backend.take_error());
+        let mut want = Vec::new();
+        for head in 0..heads {
+            let rows = (0..keys).flat_map(|key| &k_values[(key * heads + head) * d..][..d]);
+            let matrix: Vec<f32> = rows.copied().collect();
+            want.extend(reference(&matrix, &q_values[head * m * d..][..m * d], d));
+        }
+        assert!(worst(&get_f32(out), &want) < 1e-5, "{attention:?}");
+        assert_eq!(backend.census().executed.matmuls, products, "{attention:?}");
+        assert_eq!(counts.live.load(SeqCst), 0, "nothing of it stays");
+        assert!(backend.take_error().is_none());
+    }
+}
+
+/// A matrix that the accelerator was to take and could not fails the graph: nothing is computed some other way in silence.
+#[test]
+fn a_matrix_that_fails_to_load_fails_the_graph() {
+    let fault = Fault::LoadFailsForRows(N);
+    let backend = backend(NaiveAccelerator { fault, ..NaiveAccelerator::default() }, routed(Route::Npu));
+    backend.serve_graphs(graph_host());
+    let device = unsafe { sys::ggml_backend_reg_dev_get(backend.registration().cast(), 1) };
+    let sandwich = Sandwich::new(device);
+    set_f32(sandwich.w, &numbers(5, K * N));
+    for _ in 0..2 {
+        assert_eq!(sandwich.stream.compute(sandwich.graph), sys::GGML_STATUS_FAILED);
+        assert!(backend.take_error().is_some());
+    }
+    assert_eq!(backend.census().executed.failed, 2);
+}
+
+/// Only the CPU has threads to be set, and so only a registration with this device has the function.
+#[test]
+fn the_host_can_set_threads() {
+    type SetThreads = unsafe extern "C" fn(sys::ggml_backend_t, i32);
+    let function = |backend: &OrkBackend| unsafe {
+        let registration: sys::ggml_backend_reg_t = backend.registration().cast();
+        let unknown =
+            sys::ggml_backend_reg_get_proc_address(registration, c"ggml_backend_something".as_ptr());
+        assert!(unknown.is_null());
+        let found =
+            sys::ggml_backend_reg_get_proc_address(registration, c"ggml_backend_set_n_threads".as_ptr());
+        transmute::<*mut c_void, Option<SetThreads>>(found)
+    };
+    let alone = backend(NaiveAccelerator::default(), routed(Route::Npu));
+    assert!(function(&alone).is_none());
+    let (backend, _, device) = node(Route::Npu);
+    let set_threads = function(&backend).unwrap();
+    let sandwich = Sandwich::new(device);
+    let w = numbers(5, K * N);
+    set_f32(sandwich.w, &w);
+    for stream in [&sandwich.stream, &Stream::ork(&backend)] {
+        unsafe { set_threads(stream.0, 3) };
+    }
+    sandwich.check(&w, "with three threads");
 }
 
 #[test]

@@ -206,7 +206,8 @@ struct Scores {
 }
 
 impl Scores {
-    fn new() -> Self {
+    /// `planned` is called before there is memory, as ggml plans.
+    fn new(planned: impl FnOnce(*mut sys::ggml_tensor)) -> Self {
         let (d, keys, heads, m) = (32, 48, 2, 40);
         let nodes = Tensors::new();
         // As the cache holds them: all heads of a key behind each other.
@@ -219,6 +220,7 @@ impl Scores {
             out
         };
         let graph = graph(&nodes, &[out]);
+        planned(out);
         let buffer = Buffer::plain(&nodes, cpu_type());
         // Sixteenths are exact in f16.
         let sixteenths =
@@ -245,15 +247,30 @@ fn attention_goes_to_the_accelerator_when_it_is_told_to() {
     let asked = |attention, time: fn(usize, usize, usize) -> f64, route| {
         let accelerator = NaiveAccelerator { time: Some(time), ..NaiveAccelerator::default() };
         let backend = backend(accelerator, BackendOptions { route, attention, ..BackendOptions::default() });
-        let scores = Scores::new();
         let stream = Stream::ork(&backend);
-        let claimed = unsafe { sys::ggml_backend_supports_op(stream.0, scores.out) };
+        let ask = |out| unsafe { sys::ggml_backend_supports_op(stream.0, out) };
+        let mut without_memory = false;
+        let scores = Scores::new(|out| without_memory = ask(out));
+        let claimed = ask(scores.out);
+        assert_eq!(
+            without_memory, claimed,
+            "{attention:?} {route}: keys that a graph computes have no memory yet"
+        );
+        // Each line as it is known when a graph is planned, and when it was computed: what, where, why, and for how much.
+        let lines = || {
+            let routes = backend.census().routes.into_iter();
+            let kept = routes.map(|(key, used)| (key, used.asked, used.m_max, used.npu_ns, used.cpu_ns));
+            kept.collect::<Vec<_>>()
+        };
         if claimed {
+            let planned = lines();
+            assert_eq!((planned.len(), planned[0].1), (1, 2), "{planned:?}");
             assert_eq!(stream.compute(scores.graph), sys::GGML_STATUS_SUCCESS, "{:?}", backend.take_error());
             let error = worst(&get_f32(scores.out), &scores.want);
             assert!(error < 1e-5, "{attention:?}: {error}");
             assert_eq!(backend.census().executed.matmuls, 2, "one for each head of the keys");
             assert_eq!(backend.census().holding.live, 0, "nothing of it stays");
+            assert_eq!(lines(), planned, "{attention:?} {route}");
         }
         let census = backend.census();
         let reasons: Vec<DeclineReason> = census.planning.declined.iter().map(|line| line.reason).collect();

@@ -10,7 +10,7 @@ use llama_cpp_sys_2 as sys;
 use ork_engine::tiny::WeightType;
 use ork_ggml::{
     BackendOptions, DeclineReason, ExpertCache, ExpertCodes, ExpertOptions, ExpertSkew, ForeignWeights,
-    InitError, LayerSkew, MinRows, OrkBackend, Place, Route,
+    InitError, LayerSkew, MinRows, OrkBackend, Place, Route, RouteKey, RouteUse, Why,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -80,6 +80,36 @@ fn matrices_of_a_batch_meet_their_own_rows() {
     }
 }
 
+/// Asks as llama.cpp's loader does before it makes a weight: with a weight in a buffer of no size.
+fn probe(
+    buft: sys::ggml_backend_buffer_type_t,
+    type_: sys::ggml_type,
+    ne: [usize; 4],
+    name: &str,
+    by_choice: bool,
+) {
+    let device = unsafe { sys::ggml_backend_buft_get_device(buft) };
+    // The CPU's type names none as long as nobody asked for ggml's registry.
+    if device.is_null() {
+        return;
+    }
+    let tensors = Tensors::new();
+    let w = tensors.matrix(type_, ne, name);
+    let dummy = Buffer(unsafe { sys::ggml_backend_buft_alloc_buffer(buft, 0) });
+    let [k, _, ne2, ne3] = ne;
+    let op = unsafe {
+        (*w).buffer = dummy.0;
+        if by_choice {
+            let x = tensors.matrix(sys::GGML_TYPE_F32, [k, SLOTS, 512, 1], "x");
+            let choice = tensors.matrix(sys::GGML_TYPE_I32, [SLOTS, 512, 1, 1], "choice");
+            sys::ggml_mul_mat_id(tensors.0, w, x, choice)
+        } else {
+            sys::ggml_mul_mat(tensors.0, w, tensors.matrix(sys::GGML_TYPE_F32, [k, 512, ne2, ne3], "x"))
+        }
+    };
+    assert!(unsafe { sys::ggml_backend_dev_supports_op(device, op) });
+}
+
 /// A mixture of experts: two products (gate and up) that share activation and choice, and one with a row per slot.
 struct Mixture {
     gate: *mut sys::ggml_tensor,
@@ -103,7 +133,10 @@ const TOKENS: usize = 5;
 impl Mixture {
     fn new(buft: sys::ggml_backend_buffer_type_t) -> Self {
         let tensors = Tensors::new();
-        let stack = |name: &str, n| tensors.matrix(sys::GGML_TYPE_Q4_0, [K, n, EXPERTS, 1], name);
+        let stack = |name: &str, n| {
+            probe(buft, sys::GGML_TYPE_Q4_0, [K, n, EXPERTS, 1], name, true);
+            tensors.matrix(sys::GGML_TYPE_Q4_0, [K, n, EXPERTS, 1], name)
+        };
         let weights = [
             stack("blk.0.ffn_gate_exps.weight", N[0]),
             stack("blk.0.ffn_up_exps.weight", N[1]),
@@ -254,6 +287,36 @@ fn a_stack_without_room_is_left_to_the_cpu() {
     assert_eq!(backend.census().holding.no_room, EXPERTS as u64);
 }
 
+/// The accelerator is worth it for the three rows that an expert is expected to meet, and not for the one that some expert
+/// meets. Who can leave the product to the CPU has taken it by the expected cost.
+#[test]
+fn an_expert_is_where_it_is_for_the_reason_of_the_plan() {
+    for (loaded, why) in [(Route::default(), Why::Cost), (Route::Npu, Why::Route)] {
+        let accelerator = NaiveAccelerator { time: Some(|_, _, _| 0.06), ..NaiveAccelerator::default() };
+        let backend = backend(accelerator, routed(loaded));
+        let mixture = Mixture::new(weight_type(&backend));
+        backend.set_route(Route::default());
+        let stream = Stream::ork(&backend);
+        for op in [mixture.gate, mixture.up, mixture.down] {
+            assert!(unsafe { sys::ggml_backend_supports_op(stream.0, op) });
+        }
+        assert_eq!(stream.compute(mixture.graph), sys::GGML_STATUS_SUCCESS, "{:?}", backend.take_error());
+        let routes = backend.census().routes;
+        let one_row = |kind: &str| {
+            let wanted =
+                |(key, used): &&(RouteKey, RouteUse)| key.kind == kind && used.calls > 0 && used.m_max == 1;
+            let found = routes.iter().find(wanted).unwrap();
+            (found.0.place, found.0.why)
+        };
+        assert_eq!(one_row("blk.*.ffn_up_exps.weight[*]"), (Place::Npu, why), "{loaded}");
+        assert_eq!(
+            one_row("blk.*.ffn_down_exps.weight[*]"),
+            (Place::Npu, Why::Cost),
+            "it is faster for one row, too"
+        );
+    }
+}
+
 const STACKS: [&str; 3] =
     ["blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight", "blk.0.ffn_down_exps.weight"];
 
@@ -337,6 +400,52 @@ fn where_an_expert_is_does_not_change_a_bit() {
     }
     let one = cached(Route::Npu, 2, ExpertCodes::Nf4).0;
     assert_ne!(one, cached(Route::Npu, 2, ExpertCodes::Int4).0);
+}
+
+/// The heads of an attention are a stack, too, but nobody chooses among them: the file of measured use does not know them,
+/// and they are weights like any, whatever cache there is.
+#[test]
+fn a_stack_without_a_choice_is_no_mixture() {
+    let folder = tempfile::tempdir().unwrap();
+    for route in routes() {
+        for bytes in [0, 1 << 30] {
+            let skew = Some(measured(folder.path(), &STACKS));
+            let experts =
+                ExpertOptions { cache: ExpertCache::Bytes(bytes), skew, ..ExpertOptions::default() };
+            let options = BackendOptions { route, experts, ..BackendOptions::default() };
+            let counts = Arc::new(Counts::default());
+            let accelerator = NaiveAccelerator {
+                counts: Arc::clone(&counts),
+                time: Some(|_, _, _| 1.0),
+                ..NaiveAccelerator::default()
+            };
+            let backend = backend(accelerator, options);
+            let (name, ne) = ("blk.0.attn_k_b.weight", [K, 5, 2, 1]);
+            probe(weight_type(&backend), sys::GGML_TYPE_F32, ne, name, false);
+            let tensors = Tensors::new();
+            let w = tensors.matrix(sys::GGML_TYPE_F32, ne, name);
+            let _weights = Buffer::weights(&tensors, weight_type(&backend));
+            let heads = numbers(3, K * 5 * 2);
+            set_f32(w, &heads);
+            assert!(backend.take_error().is_none(), "{route} {bytes}");
+            let nodes = Tensors::new();
+            let x = nodes.matrix(sys::GGML_TYPE_F32, [K, 7, 2, 1], "x");
+            let out = unsafe { sys::ggml_mul_mat(nodes.0, w, x) };
+            let graph = graph(&nodes, &[out]);
+            let _activations = Buffer::plain(&nodes, cpu_type());
+            let input = numbers(4, K * 7 * 2);
+            set_f32(x, &input);
+            let stream = Stream::ork(&backend);
+            assert!(unsafe { sys::ggml_backend_supports_op(stream.0, out) });
+            assert_eq!(stream.compute(graph), sys::GGML_STATUS_SUCCESS, "{:?}", backend.take_error());
+            let halves = heads.chunks(K * 5).zip(input.chunks(K * 7));
+            let want: Vec<f64> = halves.flat_map(|(w, x)| reference(w, x, K)).collect();
+            // The weight as it is, not in four bits.
+            assert!(worst(&get_f32(out), &want) < 1e-5, "{route} {bytes}");
+            assert_eq!((counts.coded.load(SeqCst), counts.live.load(SeqCst)), (0, 2));
+            assert_eq!(backend.census().holding.cold, 0);
+        }
+    }
 }
 
 /// Where the accelerator is full, an expert that was meant for it is cold.

@@ -51,7 +51,7 @@ pub trait Accelerator: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`AccelErrorKind::NoRoom`] leaves the weight to the CPU where the route allows that; any other kind fails the
-    /// load of the model.
+    /// load of the model, or products with the weight in hosts that are not told.
     fn load(
         &self,
         name: &str,
@@ -125,9 +125,6 @@ pub trait Accelerator: Send + Sync + fmt::Debug {
     fn modelled(&self, _k: usize, _n: usize, _m: usize) -> Option<ModelledTime> {
         None
     }
-
-    /// The host's wish for CPU threads, before each decode. A hint.
-    fn set_threads(&self, _threads: u32) {}
 }
 
 /// A weight an [`Accelerator`] holds; dropping it frees the device memory.

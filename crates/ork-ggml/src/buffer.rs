@@ -18,7 +18,6 @@ use crate::memory::HostMemory;
 use crate::pack::ModelPack;
 use crate::software::SoftwareWeight;
 use crate::weight::{Held, Shape, Weight, name_of};
-use ork_quant::StoredRows;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ops::Range;
@@ -48,12 +47,26 @@ pub(crate) struct OrkBuffer {
     /// The pack of the model file that the memory is.
     pack: Option<Arc<ModelPack>>,
     weights: RwLock<HashMap<usize, Arc<Weight>>>,
-    /// The weights that were offered to the accelerator, taken or not: offsets and bytes.
-    offered: Mutex<HashMap<usize, usize>>,
+    /// The weights that were offered to the accelerator, taken or not, by offset.
+    offered: Mutex<HashMap<usize, Offer>>,
     /// Bytes written so far of tensors that arrive in pieces, by offset.
     partial: Mutex<HashMap<usize, usize>>,
     /// What the graph writes that is planned or run.
     results: Mutex<Vec<Range<usize>>>,
+}
+
+/// A weight that was offered to the accelerator.
+#[derive(Debug)]
+struct Offer {
+    bytes: usize,
+    /// Why nobody may multiply by it. ggml is not told when a weight is written, so the product has to fail.
+    failed: Option<Arc<BackendError>>,
+}
+
+impl Offer {
+    fn failed(bytes: usize, error: BackendError) -> Self {
+        Self { bytes, failed: Some(Arc::new(error)) }
+    }
 }
 
 impl OrkBuffer {
@@ -180,6 +193,14 @@ impl OrkBuffer {
         self.weights.read().unwrap_or_else(PoisonError::into_inner).get(&offset).cloned()
     }
 
+    /// Why nobody may multiply by the weight whose bytes are at a tensor's address, if that is so.
+    pub(crate) fn failure_at(&self, data: *const c_void) -> Option<Arc<BackendError>> {
+        let offset = (data as usize).checked_sub(self.base() as usize)?;
+        let offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = |(start, offer): &(&usize, &Offer)| (**start..**start + offer.bytes).contains(&offset);
+        offered.iter().find(here)?.1.failed.clone()
+    }
+
     /// Matrix `index` of the stack at a tensor's address, if it was taken.
     pub(crate) fn matrix_at(&self, data: *const c_void, stack: &Shape, index: usize) -> Option<Arc<Weight>> {
         self.weight_at(data.cast::<u8>().wrapping_add(index * stack.matrix_bytes()).cast())
@@ -190,11 +211,11 @@ impl OrkBuffer {
         let outside = |at: usize, bytes: usize| at + bytes.max(1) <= offset || at >= offset + len;
         let mut offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
         let before = offered.len();
-        offered.retain(|at, bytes| outside(*at, *bytes));
+        offered.retain(|at, offer| outside(*at, offer.bytes));
         // Nothing was taken that had not been offered.
         if offered.len() < before {
             let mut weights = self.weights.write().unwrap_or_else(PoisonError::into_inner);
-            weights.retain(|at, _| offered.iter().any(|(start, bytes)| (*start..start + bytes).contains(at)));
+            weights.retain(|at, _| offered.iter().any(|(start, of)| (*start..start + of.bytes).contains(at)));
         }
     }
 
@@ -246,7 +267,10 @@ impl OrkBuffer {
                 *written = 0;
             }
             if offset != *written {
-                return Err(BackendError::WriteOutOfOrder { name: shape.name, offset, expected: *written });
+                let error = BackendError::WriteOutOfOrder { name: shape.name, offset, expected: *written };
+                drop(partial);
+                self.not_taken(start, total, error.clone());
+                return Err(error);
             }
             *written += size;
             *written
@@ -254,6 +278,8 @@ impl OrkBuffer {
         // SAFETY: inside our memory, checked above.
         unsafe { self.memory.write(at, source, size) };
         if written < total {
+            let what = format!("{written} of its {total} bytes were written");
+            self.not_taken(start, total, BackendError::Operand { name: shape.name, what });
             return Ok(());
         }
         self.partial.lock().unwrap_or_else(PoisonError::into_inner).remove(&start);
@@ -263,39 +289,88 @@ impl OrkBuffer {
         unsafe { self.take_stack(&shape, start, staged) }
     }
 
+    /// Nobody may multiply by a weight, until it is written again.
+    fn not_taken(&self, start: usize, bytes: usize, error: BackendError) {
+        let mut offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
+        offered.insert(start, Offer::failed(bytes, error));
+    }
+
     /// Packs all matrices of a complete weight, or none of them.
     ///
     /// # Safety
     /// `source` must hold the bytes of all matrices, one after the other.
     unsafe fn take_stack(&self, shape: &Shape, start: usize, source: *const u8) -> Result<(), BackendError> {
         let bytes = shape.matrix_bytes();
+        let total = shape.matrices * bytes;
         // Held until all is done, so that two contexts do not pack one weight twice.
         let mut offered = self.offered.lock().unwrap_or_else(PoisonError::into_inner);
         if offered.contains_key(&start) {
             return Ok(());
         }
-        offered.insert(start, shape.matrices * bytes);
-        for index in 0..shape.matrices {
+        // What counts if the accelerator panics.
+        let what = "loading it was not finished".to_owned();
+        offered.insert(start, Offer::failed(total, BackendError::Operand { name: shape.name.clone(), what }));
+        let taken = (0..shape.matrices).try_for_each(|index| {
             // SAFETY: inside the weight.
             let source = unsafe { source.add(index * bytes) };
             // SAFETY: passed on from the caller.
-            unsafe { self.take(shape, index, start + index * bytes, bytes, source) }?;
-        }
+            unsafe { self.take(shape, index, start + index * bytes, bytes, source) }
+        });
         // A stack of which only some matrices found room is of no use: the CPU computes the whole of it.
-        if self.residency != Residency::Resident {
-            let mut weights = self.weights.write().unwrap_or_else(PoisonError::into_inner);
-            if !(0..shape.matrices).all(|index| weights.contains_key(&(start + index * bytes))) {
-                weights.retain(|at, _| *at < start || *at >= start + shape.matrices * bytes);
-            }
+        let mut weights = self.weights.write().unwrap_or_else(PoisonError::into_inner);
+        let all = || (0..shape.matrices).all(|index| weights.contains_key(&(start + index * bytes)));
+        if taken.is_err() || (self.residency != Residency::Resident && !all()) {
+            weights.retain(|at, _| *at < start || *at >= start + total);
         }
-        Ok(())
+        drop(weights);
+        if taken.is_err() {
+            // Whoever reads the tensor reads what the host wrote.
+            // SAFETY: `start + total` is inside our memory, as in `take`; the caller vouches for the source.
+            unsafe { self.memory.write(start, source, total) };
+        }
+        let failed = taken.as_ref().err().map(|error| Arc::new(error.clone()));
+        offered.insert(start, Offer { bytes: total, failed });
+        taken
     }
 
-    /// Whether matrices of a stack at a tensor's address were all taken.
+    /// Whether the matrices of a stack at a tensor's address were all taken, with the same bounds.
     pub(crate) fn holds_stack(&self, data: *const c_void, shape: &Shape) -> bool {
         let Some(start) = (data as usize).checked_sub(self.base() as usize) else { return false };
         let weights = self.weights.read().unwrap_or_else(PoisonError::into_inner);
-        (0..shape.matrices).all(|index| weights.contains_key(&(start + index * shape.matrix_bytes())))
+        let matrix = |index| weights.get(&(start + index * shape.matrix_bytes()));
+        (0..shape.matrices).all(|index| matrix(index).is_some_and(|weight| weight.is_of(shape)))
+    }
+
+    /// Whether a tensor of a resident buffer can be multiplied by: the accelerator holds its matrices, or none of its bytes.
+    pub(crate) fn can_multiply(&self, tensor: &abi::Tensor) -> bool {
+        let held =
+            |shape: Shape| self.holds_stack(tensor.data, &shape) || !self.holds_some(self.bytes_of(tensor));
+        self.as_weight(tensor).is_some_and(held)
+    }
+
+    /// Whether bytes of a tensor exist on the accelerator only.
+    pub(crate) fn is_unreadable(&self, tensor: &abi::Tensor) -> bool {
+        self.exists_packed_only(self.bytes_of(tensor))
+    }
+
+    fn exists_packed_only(&self, span: Range<usize>) -> bool {
+        self.residency == Residency::Resident && self.memory.owned.is_some() && self.holds_some(span)
+    }
+
+    /// Whether weights that were taken have bytes in the range.
+    fn holds_some(&self, span: Range<usize>) -> bool {
+        let weights = self.weights.read().unwrap_or_else(PoisonError::into_inner);
+        weights.iter().any(|(start, weight)| *start < span.end && span.start < start + weight.source_bytes())
+    }
+
+    fn bytes_of(&self, tensor: &abi::Tensor) -> Range<usize> {
+        // SAFETY: live tensor.
+        self.span(tensor, unsafe { (self.backend.host().ggml_nbytes)(tensor) })
+    }
+
+    /// Whether the accelerator was to take the matrices of a stack at a tensor's address, and could not.
+    pub(crate) fn has_failed(&self, data: *const c_void, shape: &Shape) -> bool {
+        !self.holds_stack(data, shape) && self.failure_at(data).is_some()
     }
 
     /// Memory of the host is only read.
@@ -322,7 +397,7 @@ impl OrkBuffer {
         let shape = &stack.matrix(index);
         let wanted = backend.exclusion(shape.stem()).is_none()
             && backend.accelerator()?.limits(shape.k, shape.n).is_ok();
-        let experts = backend.experts().filter(|_| stack.matrices > 1 && shape.k <= StoredRows::K_MAX);
+        let experts = backend.experts().filter(|experts| experts.holds(stack));
         let taken = match experts {
             _ if !wanted => None,
             Some(experts) => {
@@ -389,10 +464,7 @@ impl OrkBuffer {
         size: usize,
     ) -> Result<(), BackendError> {
         let (at, room) = self.locate(tensor, offset);
-        let packed = self.residency == Residency::Resident
-            && self.memory.owned.is_some()
-            && self.weight_at(tensor.data).is_some();
-        if packed || size > room {
+        if size > room || self.exists_packed_only(at..at + size) {
             // SAFETY: the host gives room for `size` bytes.
             unsafe { std::ptr::write_bytes(out, 0, size) };
             return Err(BackendError::Unreadable { name: name_of(tensor) });
@@ -436,7 +508,7 @@ impl OrkBuffer {
         // Zeroing memory that was never written would only touch pages that already read as zero.
         let untouched = value == 0
             && self.residency == Residency::Resident
-            && self.weights.read().unwrap_or_else(PoisonError::into_inner).is_empty();
+            && self.offered.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
         if !untouched {
             self.fill(0, self.memory.size, value);
         }

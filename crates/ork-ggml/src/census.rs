@@ -53,7 +53,7 @@ pub struct Executed {
     /// Of `matmuls`: those computed by the plain software loop because the accelerator cannot hold the matrix
     /// (adapters in a resident buffer).
     pub software: u64,
-    /// Of `matmuls`: those with matrices of a stack, by where the matrix is.
+    /// Of `matmuls`: those with matrices that a table chose, by where the matrix is.
     pub experts: ExpertUse,
     /// SwiGLUs that were computed.
     pub swiglu: SwigluUse,
@@ -69,11 +69,12 @@ impl Executed {
     /// Matmuls that the accelerator computed.
     #[must_use]
     pub fn on_accelerator(&self) -> u64 {
-        self.matmuls - self.software - self.experts.cold
+        let cold: u64 = self.weights.values().map(|weight| weight.cold).sum();
+        self.matmuls - self.software - cold
     }
 }
 
-/// Use of the matrices of stacks: experts, as a rule.
+/// Use of matrices that a table chooses among those of a stack: experts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertUse {
     /// Products on the accelerator.
@@ -270,6 +271,9 @@ impl fmt::Display for ClaimCensus {
     }
 }
 
+/// The operation whose matrices are chosen by a table.
+const CHOSEN: &str = "MUL_MAT_ID";
+
 /// The counters behind [`ClaimCensus`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -355,14 +359,17 @@ impl Counters {
                 c.executed.matmuls += 1;
                 c.executed.rows += m;
                 let cold = u64::from(record.verdict.place == Place::Cold);
-                if record.weight.ends_with(']') {
-                    let experts = &mut c.executed.experts;
-                    let (products, rows) = match cold {
-                        0 => (&mut experts.hot, &mut experts.hot_rows),
-                        _ => (&mut experts.cold, &mut experts.cold_rows),
+                if record.op == CHOSEN {
+                    let ExpertUse { hot, cold, hot_rows, cold_rows } = &mut c.executed.experts;
+                    let counts = match record.verdict.place {
+                        Place::Npu => Some((hot, hot_rows)),
+                        Place::Cold => Some((cold, cold_rows)),
+                        Place::Cpu | Place::Software => None,
                     };
-                    *products += 1;
-                    *rows += m;
+                    if let Some((products, rows)) = counts {
+                        *products += 1;
+                        *rows += m;
+                    }
                 }
                 c.executed.software += u64::from(record.verdict.place == Place::Software);
                 let kind = without_numbers(record.weight);
@@ -511,6 +518,29 @@ mod tests {
         ] {
             assert_eq!(without_numbers(name), kind);
         }
+    }
+
+    #[test]
+    fn experts_are_what_a_table_chooses() {
+        let counters = Counters::default();
+        let record = |op, place, m| {
+            let verdict = Verdict { npu_us: None, cpu_us: 1.0, place, why: crate::routing::Why::Route };
+            MatMulRecord {
+                weight: "blk.0.w.weight[3]",
+                type_name: "q8_0",
+                k: 64,
+                n: 32,
+                m,
+                op,
+                verdict,
+                bytes: 2048,
+            }
+        };
+        counters.submission(&[record("MUL_MAT", Place::Npu, 1), record("MUL_MAT_ID", Place::Software, 2)]);
+        assert_eq!(counters.snapshot().executed.experts, ExpertUse::default());
+        counters.submission(&[record("MUL_MAT_ID", Place::Npu, 4), record("MUL_MAT_ID", Place::Cold, 8)]);
+        let used = ExpertUse { hot: 1, hot_rows: 4, cold: 1, cold_rows: 8 };
+        assert_eq!(counters.snapshot().executed.experts, used);
     }
 
     #[test]

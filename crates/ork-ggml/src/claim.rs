@@ -94,7 +94,9 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
         0 => {}
         hint => return Err(Decline::Hint { hint }),
     }
-    if weight.op != codes.none && !backend.packs_per_call(weight) {
+    // A weight that is looked at in another way is still a weight; where the CPU can read it, that is left to the CPU.
+    let computed = weight.op != codes.none && !(codes.views.contains(&weight.op) && is_resident(weight));
+    if computed && !backend.packs_per_call(weight) {
         return Err(Decline::ComputedOperand);
     }
     let home = home(backend, weight)?;
@@ -103,6 +105,13 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
     let whole = matches!(home, Home::Foreign) || unsafe { (host.ggml_is_contiguous)(weight) };
     if host.element_type(weight.type_).decode.is_none() {
         return Err(Decline::WeightType { type_name: host.element_type(weight.type_).name });
+    }
+    if let Home::Ours(buffer) = home
+        && buffer.residency == Residency::Resident
+        && !buffer.can_multiply(weight)
+    {
+        // Others would get zeros instead of bytes that are not there; taken, the product fails and says so.
+        return if buffer.is_unreadable(weight) { Ok(Accepted::MatMul) } else { Err(Decline::WeightLayout) };
     }
     let shape = Shape::of(backend, weight).filter(|_| whole).ok_or(Decline::WeightLayout)?;
     let element = host.element_type(activation.type_);
@@ -128,22 +137,37 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
     };
     match home {
         Home::Ours(buffer) if buffer.residency == Residency::Resident => Ok(Accepted::MatMul),
+        // The product fails and says why; the CPU's would hide it.
+        Home::Ours(buffer) if backend.route() != Route::Cpu && buffer.has_failed(weight.data, &shape) => {
+            Ok(Accepted::MatMul)
+        }
         Home::Ours(buffer) => {
             precise()?;
             let one = |index: usize, m| match buffer.matrix_at(weight.data, &shape, index) {
                 Some(weight) => weight.modelled(m),
                 None => backend.accelerator().ok()?.modelled(shape.k, shape.n, m),
             };
-            let time = |m| match backend.experts().filter(|_| shape.matrices > 1) {
+            // Where nothing is asked before a weight is written, it is taken below, and must be known as what it is.
+            if let Some(experts) = backend.experts() {
+                experts.asked(&shape, op.op == codes.mul_mat_id);
+            }
+            let time = |m| match backend.experts().filter(|experts| experts.holds(&shape)) {
                 Some(experts) => experts.mean_time(&shape, m, &|index| one(index, m)),
                 None => one(0, m),
             };
             // A host that reads a file straight into memory shared with the CPU tells nobody.
-            let loaded = || buffer.holds_stack(weight.data, &shape) || buffer.adopt(weight, &shape);
+            let loaded = || {
+                buffer.holds_stack(weight.data, &shape)
+                    || buffer.adopt(weight, &shape)
+                    || buffer.has_failed(weight.data, &shape)
+            };
             worth_it(backend, op, backend.route(), &question(&shape, rows, &time, false), &shape, &loaded)
         }
         Home::Probe => {
             within_limits(backend, weight)?;
+            if let Some(experts) = backend.experts() {
+                experts.asked(&shape, op.op == codes.mul_mat_id);
+            }
             if let Ok(accelerator) = backend.accelerator() {
                 for index in 0..shape.matrices {
                     accelerator.claimed(&shape.matrix(index).name, shape.k, shape.n);
@@ -159,15 +183,20 @@ pub(crate) fn decide(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted,
             }
             within_limits(backend, weight)?;
             let time = |m| backend.accelerator().ok()?.modelled(shape.k, shape.n, m);
-            let route = match (backend.route(), backend.attention()) {
-                (Route::Cpu, _) => Route::Cpu,
-                (route, _) if weight.op == codes.none => route,
-                (_, Attention::On) => Route::Npu,
-                (_, Attention::ByCost) => Route::Auto { min_rows: MinRows::ByCost },
-                (route, Attention::Off) => route,
-            };
+            let route = route_per_call(backend, weight);
             worth_it(backend, op, route, &question(&shape, rows, &time, true), &shape, &|| true)
         }
+    }
+}
+
+/// The route of a product with a matrix that is packed for it alone: attention has its own.
+pub(crate) fn route_per_call(backend: &OrkBackend, weight: &abi::Tensor) -> Route {
+    match (backend.route(), backend.attention()) {
+        (Route::Cpu, _) => Route::Cpu,
+        (route, _) if weight.op == backend.ops().none => route,
+        (_, Attention::On) => Route::Npu,
+        (_, Attention::ByCost) => Route::Auto { min_rows: MinRows::ByCost },
+        (route, Attention::Off) => route,
     }
 }
 
@@ -193,8 +222,8 @@ fn swiglu(backend: &OrkBackend, op: &abi::Tensor) -> Result<Accepted, Decline> {
     if wanted && ours(gate) && ours(up) { Ok(Accepted::Swiglu) } else { Err(decline()) }
 }
 
-/// What a product of `rows` rows with a stack of matrices costs on either side: the matrices that are used, and the rows
-/// that each of them meets, if they share them evenly.
+/// The product with one of the matrices that `rows` rows with a stack use, if they share them evenly. All of them cost as
+/// many times more on either side.
 pub(crate) fn question(
     shape: &Shape,
     rows: u64,
@@ -206,7 +235,6 @@ pub(crate) fn question(
     Question {
         size: cost::Size { m, k: shape.k as u64, n: shape.n as u64 },
         stored: shape.stored(),
-        matrices,
         time: time(usize::try_from(m).unwrap_or(usize::MAX)),
         packed_for_it,
     }
@@ -255,8 +283,10 @@ fn within_limits(backend: &OrkBackend, weight: &abi::Tensor) -> Result<(), Decli
 
 fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
     let Some(buffer) = buffer_of(weight) else {
-        // ggml's backend test asks before it allocates; what it gets then is the weight type of our device.
-        if backend.packs_per_call(weight) && backend.route() != Route::Npu {
+        // A computed matrix gets its memory after the plan. ggml's backend test asks before it allocates, too; what it gets
+        // then is the weight type of our device.
+        let computed = backend.attention() != Attention::Off && weight.op != backend.ops().none;
+        if computed || (backend.packs_per_call(weight) && backend.route() != Route::Npu) {
             return Ok(Home::Foreign);
         }
         return Err(Decline::ForeignBuffer { buffer_type: "none".to_owned() });
@@ -264,7 +294,8 @@ fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
     if backend.tables().residency_of(buffer.buft).is_some() {
         return match OrkBuffer::of(buffer) {
             Some(ours)
-                if ours.residency == Residency::Shared
+                if (ours.residency == Residency::Shared
+                    || (ours.residency == Residency::Node && weight.op != backend.ops().none))
                     && ours.weight_at(weight.data).is_none()
                     && backend.packs_per_call(weight) =>
             {
@@ -279,6 +310,12 @@ fn home(backend: &OrkBackend, weight: &abi::Tensor) -> Result<Home, Decline> {
         return Ok(Home::Foreign);
     }
     Err(Decline::ForeignBuffer { buffer_type: buffer_type_name(buffer.buft) })
+}
+
+/// Whether a tensor's bytes are in a resident buffer of ours.
+fn is_resident(tensor: &abi::Tensor) -> bool {
+    let ours = buffer_of(tensor).and_then(OrkBuffer::of);
+    ours.is_some_and(|ours| ours.residency == Residency::Resident)
 }
 
 /// The buffer a tensor's bytes are in; a view has its source's.

@@ -20,7 +20,7 @@ pub enum Decline {
     /// Too few rows to be worth the trip.
     #[error("m = {m} rows, the route takes {min_rows} or more")]
     BelowMinRows {
-        /// Rows of the activation.
+        /// Rows that each matrix meets.
         m: u64,
         /// The threshold of the route.
         min_rows: u32,

@@ -239,10 +239,12 @@ unsafe extern "C" fn reg_device(reg: *mut abi::Reg, index: usize) -> *mut abi::D
     }
 }
 
-unsafe extern "C" fn reg_proc_address(_: *mut abi::Reg, name: *const c_char) -> *mut c_void {
+unsafe extern "C" fn reg_proc_address(reg: *mut abi::Reg, name: *const c_char) -> *mut c_void {
+    // SAFETY: ggml hands back the registration it was given.
+    let with_cpu = unsafe { reg_tables(reg) }.node.get().is_some();
     // SAFETY: ggml passes a NUL-terminated name.
-    if !name.is_null() && unsafe { CStr::from_ptr(name) } == SET_THREADS {
-        let function: unsafe extern "C" fn(*mut abi::Stream, c_int) = stream_set_threads;
+    if with_cpu && !name.is_null() && unsafe { CStr::from_ptr(name) } == SET_THREADS {
+        let function: unsafe extern "C" fn(*mut abi::Stream, c_int) = node::set_threads;
         return function as *mut c_void;
     }
     null_mut()
@@ -388,10 +390,8 @@ unsafe fn buft_state(buft: *mut abi::BufferType) -> &'static BufferTypeState {
 
 unsafe extern "C" fn buft_name(buft: *mut abi::BufferType) -> *const c_char {
     // SAFETY: ggml calls with our buffer type.
-    match unsafe { buft_state(buft) }.residency {
-        Residency::Resident => RESIDENT_NAME.as_ptr(),
-        Residency::Shared | Residency::Node => SHARED_NAME.as_ptr(),
-    }
+    let resident = unsafe { buft_state(buft) }.residency == Residency::Resident;
+    if resident { RESIDENT_NAME.as_ptr() } else { SHARED_NAME.as_ptr() }
 }
 
 unsafe extern "C" fn buft_alloc(buft: *mut abi::BufferType, size: usize) -> *mut abi::Buffer {
@@ -561,19 +561,4 @@ unsafe extern "C" fn stream_compute(stream: *mut abi::Stream, graph: *mut abi::G
         }
     };
     backend.guard("graph_compute", abi::STATUS_FAILED, run)
-}
-
-pub(crate) unsafe extern "C" fn stream_set_threads(stream: *mut abi::Stream, threads: c_int) {
-    if node::is_node_stream(stream) {
-        // SAFETY: it is one of that device.
-        unsafe { node::set_threads(stream, threads) };
-        return;
-    }
-    // SAFETY: ggml calls with a stream of the registration it got the function from.
-    let backend = unsafe { stream_state(stream) }.backend;
-    backend.guard("set_n_threads", (), || {
-        if let (Ok(accelerator), Ok(threads)) = (backend.accelerator(), u32::try_from(threads)) {
-            accelerator.set_threads(threads.max(1));
-        }
-    });
 }

@@ -25,6 +25,14 @@ pub enum BackendError {
         /// The accelerator's reason.
         source: AccelError,
     },
+    /// A graph multiplies by a weight that could not be loaded. ggml does not learn of that while a model loads.
+    #[error("cannot multiply by {name}, which was not loaded")]
+    NotLoaded {
+        /// Name of the weight.
+        name: String,
+        /// Why.
+        source: Arc<BackendError>,
+    },
     /// The pack gives no tiles for a weight, and its own bytes are not to be converted.
     #[error("cannot load weight {name} (k = {k}, n = {n}) from {pack}: {source}")]
     Pack {
@@ -140,6 +148,11 @@ impl BackendError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Load { source, .. } | Self::MatMul { source, .. } => source.hint().map(str::to_owned),
+            Self::NotLoaded { source, .. } => source.hint().or_else(|| {
+                Some(
+                    "offload.exclude names weights that are left to the CPU; load the model again".to_owned(),
+                )
+            }),
             Self::Pack { .. } => Some("pack the model again, or use `--pack never`".to_owned()),
             Self::Unreadable { .. } => {
                 Some("use the route auto, which keeps a copy of the weights the CPU can read".to_owned())

@@ -10,8 +10,8 @@ use crate::pack::{Absent, ModelPack, PackMiss};
 use crate::skew::{ExpertSkew, SkewError};
 use crate::weight::{Held, Shape, Weight};
 use ork_quant::{Codebook, StoredRows};
-use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// An expert cache, filled once: its experts are chosen before the model is loaded.
 #[derive(Debug)]
@@ -19,6 +19,9 @@ pub(crate) struct Experts {
     /// By stack; `None` if no expert is to be on the accelerator.
     hot: Option<HashMap<String, BTreeSet<usize>>>,
     codebook: Codebook,
+    /// Stacks whose matrices are chosen by a table, as the host's questions say. Others, such as the heads of an attention,
+    /// are weights like any.
+    chosen: RwLock<HashSet<String>>,
 }
 
 impl Experts {
@@ -31,7 +34,23 @@ impl Experts {
             (None, 0) => None,
             (None, bytes) => return Err(SkewError::Unknown { bytes }),
         };
-        Ok(Some(Self { hot, codebook: options.codes.codebook() }))
+        Ok(Some(Self { hot, codebook: options.codes.codebook(), chosen: RwLock::default() }))
+    }
+
+    /// The host asks for a product with a stack, with matrices chosen by a table or with all of them.
+    pub(crate) fn asked(&self, stack: &Shape, by_choice: bool) {
+        let mut chosen = self.chosen.write().unwrap_or_else(PoisonError::into_inner);
+        if !by_choice {
+            chosen.remove(&stack.name);
+        } else if stack.matrices > 1 && !chosen.contains(&stack.name) {
+            chosen.insert(stack.name.clone());
+        }
+    }
+
+    /// Whether the matrices of a stack are experts.
+    pub(crate) fn holds(&self, stack: &Shape) -> bool {
+        stack.k <= StoredRows::K_MAX
+            && self.chosen.read().unwrap_or_else(PoisonError::into_inner).contains(&stack.name)
     }
 
     /// The experts of a stack that are to be on the accelerator.

@@ -11,6 +11,7 @@ use crate::backend::OrkBackend;
 use crate::census::MatMulRecord;
 use crate::error::BackendError;
 use crate::operands::{Activation, GluNode, Node, Part, Rows, Selection, read_glu, read_node};
+use crate::options::Route;
 use crate::routing::{self, Place, Verdict, Why};
 use crate::swiglu;
 use crate::weight::{Held, Weight, name_of};
@@ -96,7 +97,7 @@ pub(crate) unsafe fn compute(
             counted = true;
             backend.counters().graph();
         }
-        let node = read_node(backend, node)?;
+        let node = read_node(backend, node).inspect_err(|_| backend.counters().failed(1))?;
         if !group.admits(&node) {
             run(backend, scratch, &mut group, None)?;
         }
@@ -206,7 +207,8 @@ fn run_part(
 ) -> Result<(), BackendError> {
     let (k, m) = (activation.k(), part.rows.count());
     let matrix = |member: &Node<'_>| member.stack.matrix(backend, part.matrix);
-    let weights: Vec<Arc<Weight>> = members.iter().map(matrix).collect::<Result<_, _>>()?;
+    let found: Result<Vec<Arc<Weight>>, _> = members.iter().map(matrix).collect();
+    let weights = found.inspect_err(|_| backend.counters().failed(members.len()))?;
     let product = match &part.rows {
         Rows::Run { x: first, out, .. } => {
             let mut outs: Vec<&mut [f32]> = members
@@ -253,14 +255,15 @@ fn run_part(
     let op = members.first().map_or("", |member| member.op.as_str());
     let records: Vec<MatMulRecord<'_>> = weights
         .iter()
-        .map(|weight| MatMulRecord {
+        .zip(members)
+        .map(|(weight, member)| MatMulRecord {
             weight: &weight.name,
             type_name: &weight.type_name,
             k: weight.k,
             n: weight.n,
             m,
             op,
-            verdict: verdict_of(backend, weight, m),
+            verdict: verdict_of(weight, member.stack.is_resident(), m),
             bytes: weight.bytes(),
         })
         .collect();
@@ -269,11 +272,16 @@ fn run_part(
 }
 
 /// Where a product was computed, why, and what it is modelled to cost on either side.
-fn verdict_of(backend: &OrkBackend, weight: &Weight, m: usize) -> Verdict {
-    let verdict = routing::decide(backend.route(), &weight.question(m));
+fn verdict_of(weight: &Weight, resident: bool, m: usize) -> Verdict {
+    let route = weight.route();
+    let verdict = routing::decide(route, &weight.question(m));
     match weight.held {
-        // It was claimed, so the route wanted it, or nobody else can read the weight.
         Held::Accelerator(_) if verdict.place == Place::Npu => verdict,
+        // It was claimed for the rows that an expert was expected to meet, which another number did.
+        Held::Accelerator(_) if !resident && matches!(route, Route::Auto { .. }) => {
+            Verdict { place: Place::Npu, ..verdict }
+        }
+        // Nobody else can read the weight.
         Held::Accelerator(_) => Verdict { place: Place::Npu, why: Why::Route, ..verdict },
         Held::Cold(_) => Verdict { place: Place::Cold, why: Why::Expert, ..verdict },
         Held::Software(_) => Verdict { place: Place::Software, why: Why::Declined, ..verdict },

@@ -306,25 +306,17 @@ unsafe extern "C" fn stream_free(stream: *mut abi::Stream) {
     }
 }
 
-/// Whether a stream is one of this device.
-pub(crate) fn is_node_stream(stream: *mut abi::Stream) -> bool {
-    // SAFETY: streams that ggml hands over are live.
-    unsafe { (*stream).guid == &raw const GUID }
-}
-
-/// Threads of both parts of a stream.
-///
-/// # Safety
-/// `stream` must be one of this device.
-pub(crate) unsafe fn set_threads(stream: *mut abi::Stream, threads: c_int) {
-    // SAFETY: `device_open_stream` sets the context.
+/// Threads of the CPU's part of a stream; streams of the NPU alone have none.
+pub(crate) unsafe extern "C" fn set_threads(stream: *mut abi::Stream, threads: c_int) {
+    // SAFETY: ggml calls with a stream of the registration that it got the function from.
+    if unsafe { (*stream).guid } != &raw const GUID {
+        return;
+    }
+    // SAFETY: it is one of this device, so that `device_open_stream` has set the context.
     let state = unsafe { &*(*stream).context.cast::<NodeStream>() };
-    // SAFETY: functions of ggml and of ours on their own streams.
-    unsafe {
-        crate::device::stream_set_threads(state.npu, threads);
-        if let Some(cpu_threads) = state.cpu_threads {
-            cpu_threads(state.cpu, threads.max(1));
-        }
+    if let Some(cpu_threads) = state.cpu_threads {
+        // SAFETY: a function of ggml's CPU on its own stream.
+        unsafe { cpu_threads(state.cpu, threads.max(1)) };
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::abi;
 use crate::backend::OrkBackend;
 use crate::buffer::{OrkBuffer, Residency};
-use crate::claim::buffer_of;
+use crate::claim::{buffer_of, route_per_call};
 use crate::error::BackendError;
 use crate::host::Host;
 use crate::weight::{Shape, Weight, name_of};
@@ -15,6 +15,9 @@ use crate::weight::{Shape, Weight, name_of};
 fn size(ne: i64) -> usize {
     usize::try_from(ne).unwrap_or(0)
 }
+
+/// What is wrong with a view that is not the weight as it was loaded.
+const PART: &str = "it is a weight in other bounds than those that it was loaded with";
 
 fn bad(tensor: &abi::Tensor, what: &str) -> BackendError {
     BackendError::Operand { name: name_of(tensor), what: what.to_owned() }
@@ -250,7 +253,14 @@ impl<'g> Stack<'g> {
         let ours = backend.tables().residency_of(buffer.buft).and_then(|_| OrkBuffer::of(buffer));
         if let Some(ours) = ours {
             let packed = ours.weight_at(tensor.data).is_some();
+            if !packed && let Some(source) = ours.failure_at(tensor.data) {
+                return Err(BackendError::NotLoaded { name: name_of(tensor), source });
+            }
             if packed || ours.residency == Residency::Resident {
+                // SAFETY: live tensor.
+                if !unsafe { (backend.host().ggml_is_contiguous)(tensor) } {
+                    return Err(bad(tensor, PART));
+                }
                 return Ok(Self { tensor, home: Home::Ours(ours) });
             }
             if !per_call {
@@ -262,6 +272,11 @@ impl<'g> Stack<'g> {
         }
         let shape = Shape::of(backend, tensor).ok_or_else(|| bad(tensor, "the weight is not plain rows"))?;
         Ok(Self { tensor, home: Home::Foreign(shape) })
+    }
+
+    /// Whether nobody else can read the weight.
+    pub(crate) fn is_resident(&self) -> bool {
+        matches!(&self.home, Home::Ours(buffer) if buffer.residency == Residency::Resident)
     }
 
     /// The addresses that are read when a product is computed: none for weights that were packed before.
@@ -292,8 +307,9 @@ impl<'g> Stack<'g> {
                     let same = weight.type_ == tensor.type_
                         && weight.k == size(tensor.ne[0])
                         && weight.n == size(tensor.ne[1]);
-                    if same { Ok(weight) } else { Err(bad(tensor, "only a part of the weight is used")) }
+                    if same { Ok(weight) } else { Err(bad(tensor, PART)) }
                 }
+                None if buffer.is_unreadable(tensor) => Err(bad(tensor, PART)),
                 None if buffer.residency == Residency::Resident => {
                     let weight = buffer.software_weight(tensor, index);
                     weight.map(Arc::new).ok_or_else(|| bad(tensor, "the weight was never loaded"))
@@ -304,7 +320,8 @@ impl<'g> Stack<'g> {
                 let shape = shape.matrix(index);
                 // SAFETY: a matrix of a live tensor in host memory.
                 let loaded = unsafe { shape.load(backend, data) }?;
-                Ok(Arc::new(Weight::on_accelerator(backend, &shape, loaded)))
+                let route = route_per_call(backend, tensor);
+                Ok(Arc::new(Weight::for_one_product(backend, &shape, loaded, route)))
             }
         }
     }

@@ -31,7 +31,8 @@ pub enum MinRows {
     /// [`MinRows::WITHOUT_MODEL`] rows.
     #[default]
     ByCost,
-    /// Those whose activation has so many rows or more.
+    /// Those where each matrix meets so many rows or more: all rows of the activation, or of an expert those that it
+    /// is expected to be chosen for.
     Rows(u32),
 }
 

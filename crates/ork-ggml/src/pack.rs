@@ -68,7 +68,7 @@ impl fmt::Display for PackChoice {
 pub enum Absent {
     /// Its own bytes are converted, and it is counted.
     Convert,
-    /// The model is not loaded.
+    /// The model is not loaded; in hosts that load it all the same, products with the weight fail.
     Refuse,
 }
 

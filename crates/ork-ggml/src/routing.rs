@@ -67,15 +67,13 @@ impl fmt::Display for Why {
     }
 }
 
-/// A product that somebody is to compute.
+/// A product with one matrix that somebody is to compute.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Question {
-    /// Rows that each matrix meets.
+    /// Rows that the matrix meets.
     pub(crate) size: cost::Size,
     pub(crate) stored: cost::Stored,
-    /// Matrices that are used.
-    pub(crate) matrices: u64,
-    /// Modelled time of one of them on the accelerator.
+    /// Modelled time on the accelerator.
     pub(crate) time: Option<ModelledTime>,
     /// Whether the matrix is quantised and tiled for this product alone.
     pub(crate) packed_for_it: bool,
@@ -93,12 +91,11 @@ pub(crate) struct Verdict {
 
 /// Decides about a product that either side could compute.
 pub(crate) fn decide(route: Route, question: &Question) -> Verdict {
-    let used = question.matrices as f64;
     let npu_us = question.time.map(|time| {
         let pack = if question.packed_for_it { cost::pack_us(question.size, question.stored) } else { 0.0 };
-        used * (cost::npu_us(&time) + pack)
+        cost::npu_us(&time) + pack
     });
-    let cpu_us = used * cost::cpu_us(question.size, question.stored);
+    let cpu_us = cost::cpu_us(question.size, question.stored);
     let rows = |least: u32| if question.size.m >= u64::from(least) { Place::Npu } else { Place::Cpu };
     let (place, why) = match (route, npu_us) {
         (Route::Npu, _) => (Place::Npu, Why::Route),
@@ -255,7 +252,6 @@ mod tests {
         Question {
             size: cost::Size { m, k: 2048, n: 2048 },
             stored: cost::Stored { bytes: 2048 * 2048 * 34 / 32, float: false },
-            matrices: 1,
             time,
             packed_for_it: false,
         }

@@ -8,6 +8,7 @@ use crate::cost;
 use crate::error::BackendError;
 use crate::experts::cold_bytes;
 use crate::host::ElementType;
+use crate::options::Route;
 use crate::pack::ModelPack;
 use crate::routing::Question;
 use crate::software::SoftwareWeight;
@@ -24,6 +25,8 @@ pub(crate) struct Weight {
     pub(crate) n: usize,
     pub(crate) held: Held,
     stored: cost::Stored,
+    /// The route that had it packed for one product.
+    per_call: Option<Route>,
     /// The books to strike the weight from when it goes.
     backend: &'static OrkBackend,
 }
@@ -48,6 +51,23 @@ impl Weight {
         Self::new(backend, shape, Held::Accelerator(loaded))
     }
 
+    /// A weight that the accelerator took for one product, which this route wanted there.
+    pub(crate) fn for_one_product(
+        backend: &'static OrkBackend,
+        shape: &Shape,
+        loaded: Box<dyn LoadedWeight>,
+        route: Route,
+    ) -> Self {
+        let mut weight = Self::on_accelerator(backend, shape, loaded);
+        weight.per_call = Some(route);
+        weight
+    }
+
+    /// The route that decides about products with it.
+    pub(crate) fn route(&self) -> Route {
+        self.per_call.unwrap_or_else(|| self.backend.route())
+    }
+
     /// Modelled time of `m` rows, if the accelerator holds it and has a model.
     pub(crate) fn modelled(&self, m: usize) -> Option<ModelledTime> {
         match &self.held {
@@ -65,7 +85,17 @@ impl Weight {
         }
     }
 
-    /// What `m` rows cost on either side.
+    /// Whether it is a matrix of that stack, rather than one with other bounds at the same address.
+    pub(crate) fn is_of(&self, stack: &Shape) -> bool {
+        (self.type_, self.k, self.n) == (stack.type_, stack.k, stack.n)
+    }
+
+    /// Its bytes in ggml's type.
+    pub(crate) fn source_bytes(&self) -> usize {
+        usize::try_from(self.stored.bytes).unwrap_or(usize::MAX)
+    }
+
+    /// A product of `m` rows.
     pub(crate) fn question(&self, m: usize) -> Question {
         Question {
             size: cost::Size { m: m as u64, k: self.k as u64, n: self.n as u64 },
@@ -73,16 +103,25 @@ impl Weight {
                 Held::Cold(_) => cold_bytes(self.k, self.n),
                 Held::Accelerator(_) | Held::Software(_) => self.stored,
             },
-            matrices: 1,
             time: self.modelled(m),
-            packed_for_it: false,
+            packed_for_it: self.per_call.is_some(),
         }
     }
 
     pub(crate) fn new(backend: &'static OrkBackend, shape: &Shape, held: Held) -> Self {
         let Shape { name, element, type_, k, n, .. } = shape;
         let (name, type_name) = (name.clone(), element.name.clone());
-        Self { name, type_name, type_: *type_, k: *k, n: *n, held, stored: shape.stored(), backend }
+        Self {
+            name,
+            type_name,
+            type_: *type_,
+            k: *k,
+            n: *n,
+            held,
+            stored: shape.stored(),
+            per_call: None,
+            backend,
+        }
     }
 }
 

@@ -36,7 +36,6 @@ pub(crate) struct Counts {
     pub(crate) groups: AtomicU64,
     /// Weights that came as codes.
     pub(crate) coded: AtomicU64,
-    pub(crate) threads: AtomicU64,
     /// The next matmul fails, once.
     pub(crate) fail_next: AtomicBool,
 }
@@ -141,10 +140,6 @@ impl Accelerator for NaiveAccelerator {
             any.downcast_ref::<NaiveWeight>().expect("a weight of this accelerator").matmul(m, x, out)?;
         }
         Ok(())
-    }
-
-    fn set_threads(&self, threads: u32) {
-        self.counts.threads.store(u64::from(threads), Ordering::SeqCst);
     }
 }
 
