@@ -187,7 +187,7 @@ class Stock:
             with open(self.model, "rb") as source, open(other, "wb") as target:
                 target.write(source.read()[:-1] + b"\0")
             run([self.ork, "pack", "-m", other, "-o", pack, "--scheme", "w8a8"], environment(self.plugin))
-            for choice, path, wanted in [("auto", pack, "m.orkpack was packed for model"), ("require", None, "there is no pack")]:
+            for choice, path, wanted in [("auto", pack, "m.orkpack is of model"), ("require", None, "there is no pack")]:
                 if not path:
                     os.remove(pack)
                 try:

@@ -200,7 +200,7 @@ fn what_does_not_belong_together_is_refused() {
     // Statistics of another model, and other statistics under the same name.
     calibrate(&other, &stats);
     let gptq = ["--scheme", "w4a4+gptq", "--stats", &stats];
-    fails(&[&["pack", "-m", &model, "-o", &pack], &gptq[..]].concat(), 1, &["packed for model"]);
+    fails(&[&["pack", "-m", &model, "-o", &pack], &gptq[..]].concat(), 1, &["is of model"]);
     fails(
         &[&["calibrate", "-m", &model, "-f", &text(), "-o", &stats], &TOKENS[..]].concat(),
         1,

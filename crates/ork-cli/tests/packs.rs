@@ -704,7 +704,7 @@ fn the_command_says_which_pack_it_uses_and_refuses_in_one_line() {
 
     // Another model of the same shape.
     TinyModel { seed: 2, ..tiny() }.write(&known.model).unwrap();
-    refused(&[], 1, &["tiny.orkpack", "packed for model", "--pack never"]);
+    refused(&[], 1, &["tiny.orkpack", "is of model", "--pack never"]);
 }
 
 #[test]

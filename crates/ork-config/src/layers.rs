@@ -231,9 +231,10 @@ impl Provider for NamedToml {
             let Value::Dict(_, offload) = offload else { continue };
             if let Some(other) = offload.get("route").and_then(Value::as_str).filter(|other| *other != value)
             {
-                return Err(
-                    format!("{DEVICE} = {value:?} and {ROUTE} = {other:?} contradict each other").into()
-                );
+                let path = self.path.display();
+                let why =
+                    format!("{path}: {DEVICE} = {value:?} and {ROUTE} = {other:?} contradict each other");
+                return Err(why.into());
             }
             offload.insert("route".to_owned(), value.into());
         }
