@@ -279,7 +279,7 @@ impl Core {
                 }
                 CmdKind::OpEnable { mask } => {
                     if let Some((first, started)) = end.enabled {
-                        // A program of an odd length leaves half a beat, where an older program's word may lie.
+                        // A program of an odd length leaves half a beat, where an older program's word may lie (S-86).
                         if mask == started && word == first + 1 && word % 2 == 1 {
                             continue;
                         }
