@@ -429,7 +429,30 @@ fn programs_with_odd_control_words_are_not_guessed_at() {
         core().run(&bench.bus, &job(program.fetch_amount(), 1))
     };
     assert_unmodelled(&run(program.body_words(), Cmd::new(0x0101, 0x10, 1)), "pc-slave-mode");
-    assert_unmodelled(&run(program.body_words() + 2, Cmd::op_enable(0xD)), "second-op-enable");
+    assert_unmodelled(&run(program.body_words() + 1, Cmd::op_enable(0xD)), "second-op-enable");
+    let beat = PROGRAM + 8 * (program.body_words() as u32 + 2);
+    bench.bus.put_program(PROGRAM, &program);
+    for (place, mask) in [0xD, 0x18].into_iter().enumerate() {
+        bench.bus.put(beat + 8 * place as u32, &Cmd::op_enable(mask).0.to_le_bytes());
+    }
+    assert_unmodelled(&core().run(&bench.bus, &job(program.fetch_amount(), 1)), "second-op-enable");
+}
+
+#[test]
+fn an_op_enable_word_left_behind_a_program_of_odd_length_does_nothing() {
+    // The last beat of the shorter program ends with the op-enable word of the longer one that lay there before.
+    let bench = Bench::new(Matmul::new(Recipe::Two, 4, 64, 64), 24);
+    let longer = bench.mm.program(Link::Last, &[]);
+    let mut words = longer.words().to_vec();
+    assert!(words.len().is_multiple_of(2) && words.last() == Some(&Cmd::op_enable(0xD)));
+    bench.bus.put_program(PROGRAM, &longer);
+    // The second word sets a register to its reset value.
+    words.remove(1);
+    for (place, word) in words.iter().enumerate() {
+        bench.bus.put(PROGRAM + 8 * place as u32, &word.0.to_le_bytes());
+    }
+    assert_clean(&core().run(&bench.bus, &job(longer.fetch_amount(), 1)), 1);
+    assert!(bench.right_rows().iter().all(|right| *right));
 }
 
 #[test]
