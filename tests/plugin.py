@@ -140,7 +140,11 @@ class Stock:
         env = environment(self.plugin, **settings)
         command = [self.program("llama-perplexity"), "-m", model or self.model, "-f", self.text, "-t", self.threads]
         out, err = run([*command, "-c", "256", "--chunks", "2", *options], env)
-        return float(re.search(r"Final estimate: PPL = ([0-9.]+)", out + err).group(1)), err
+        estimate = re.search(r"Final estimate: PPL = ([0-9.]+)", out + err)
+        if not estimate:
+            # It ends with 0 although a graph failed.
+            raise Failed(f"no estimate:\n{err}")
+        return float(estimate.group(1)), err
 
     def perplexity(self):
         """The plug-in's figure against that of `ork`, which has the same backend in its own llama.cpp.
