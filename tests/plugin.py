@@ -209,7 +209,7 @@ class Stock:
             for route, options, wanted in [
                 ("npu", [], f"cannot multiply by {weight}, which was not loaded"),
                 ("auto", [], f"cannot multiply by {weight}, which was not loaded"),
-                ("npu", ["--no-mmap"], "is not from a mapped file, so its pack cannot be found"),
+                ("npu", ["--load-mode", "none"], "is not from a mapped file, so its pack cannot be found"),
             ]:
                 settings = {"ORK_OFFLOAD__ROUTE": route, "ORK_OFFLOAD__PACK": "require"}
                 try:
