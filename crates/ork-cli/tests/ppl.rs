@@ -257,29 +257,7 @@ fn encoders_are_judged_by_their_vectors() {
     let folder = Folder::new();
     let coarse = TinyModel { pooling: Pooling::Mean, weight_type: WeightType::Q4_0, ..TinyModel::default() };
     folder.model("coarse.gguf", coarse);
-    let output = folder.ppl(&[
-        "--embeddings",
-        "--against",
-        "pooled.gguf",
-        "--row",
-        "same=pooled.gguf",
-        "--row",
-        "coarse=coarse.gguf",
-        "--row",
-        "npu=pooled.gguf,route=npu",
-        "--json",
-        "e.json",
-        "--markdown",
-        "e.md",
-    ]);
-    let table = succeeds(&output);
-    assert!(table.contains("mean cosine") && table.contains("simulated NPU"), "{table}");
-    let report = folder.json("e.json");
-    let cosine = |row: usize| report["rows"][row]["likeness"]["mean_cosine"].as_f64().unwrap();
-    assert!(cosine(0) > 0.999_999 && cosine(1) < cosine(2) && cosine(2) < cosine(0), "{report}");
-    assert_eq!(report["rows"][2]["npu_products"], 2 * 15);
-    assert!(std::fs::read_to_string(folder.path("e.md")).unwrap().contains("| coarse |"));
-    let one = [
+    let common = [
         "--embeddings",
         "--against",
         "pooled.gguf",
@@ -288,7 +266,16 @@ fn encoders_are_judged_by_their_vectors() {
         "--row",
         "coarse=coarse.gguf",
     ];
-    let table = succeeds(&folder.ppl(&[&one[..], &["--only", "coarse"]].concat()));
+    let more = ["--row", "npu=pooled.gguf,route=npu", "--json", "e.json", "--markdown", "e.md"];
+    let output = folder.ppl(&[&common[..], &more].concat());
+    let table = succeeds(&output);
+    assert!(table.contains("mean cosine") && table.contains("simulated NPU"), "{table}");
+    let report = folder.json("e.json");
+    let cosine = |row: usize| report["rows"][row]["likeness"]["mean_cosine"].as_f64().unwrap();
+    assert!(cosine(0) > 0.999_999 && cosine(1) < cosine(2) && cosine(2) < cosine(0), "{report}");
+    assert_eq!(report["rows"][2]["npu_products"], 2 * 15);
+    assert!(std::fs::read_to_string(folder.path("e.md")).unwrap().contains("| coarse |"));
+    let table = succeeds(&folder.ppl(&[&common[..], &["--only", "coarse"]].concat()));
     assert!(table.contains("coarse") && !table.contains("same"), "{table}");
     fails(&folder.ppl(&["--embeddings", "-m", "pooled.gguf"]), 2, &["--against"]);
     fails(&folder.ppl(&["--embeddings", "-m", "f32.gguf", "--against", "f32.gguf"]), 1, &["embedding"]);
