@@ -3,13 +3,24 @@
 //!
 //! In a cube the atoms of a row lie a surface apart, and those of neighbouring rows behind each other. Row by row, each
 //! cache line of the cube would be met four times, with all the others in between; in blocks of rows it is met once.
+//!
+//! Neither side is read in the order of its addresses, so that the CPU foresees none of it: blocks go down a group of rows
+//! before they go along them, and while one is moved the lines of the one beside it are read.
 
 use std::array;
+use std::hint::black_box;
 
 pub(crate) const ATOM: usize = 16;
 /// Rows, and atoms of each, that are moved together: whole cache lines on both sides, and as few of them as a
 /// first-level cache holds although they may compete for the same set.
 const BLOCK: usize = 16;
+
+/// Rows of a group, of which columns of blocks are moved: into a cube it makes runs of whole kilobytes, and what is read
+/// ahead is a third of a first-level cache.
+const SCATTER_ROWS: usize = 64;
+/// As [`SCATTER_ROWS`], out of a cube: less, because the lines read ahead are of many surfaces, which lie at equal distances
+/// and compete for the same sets of a cache.
+const GATHER_ROWS: usize = 32;
 
 type Atom = [u8; ATOM];
 
@@ -31,15 +42,19 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// The blocks, by rising row: each with where its first atom lies in the rows and in the cube, and whether it is whole.
-    fn blocks(self) -> impl Iterator<Item = Self> {
-        (0..self.rows).step_by(BLOCK).flat_map(move |row| {
-            (0..self.atoms).step_by(BLOCK).map(move |atom| Self {
-                rows: BLOCK.min(self.rows - row),
-                atoms: BLOCK.min(self.atoms - atom),
-                row_at: self.row_at + row * self.row_pitch + atom * ATOM,
-                cube_at: self.cube_at + atom * self.surface_pitch + row * ATOM,
-                ..self
+    /// The blocks, group of rows by group of rows, and in a group column of blocks by column: each with where its first atom
+    /// lies in the rows and in the cube, and whether it is whole.
+    fn blocks(self, group_rows: usize) -> impl Iterator<Item = Self> {
+        (0..self.rows).step_by(group_rows).flat_map(move |first| {
+            let group = first..self.rows.min(first + group_rows);
+            (0..self.atoms).step_by(BLOCK).flat_map(move |atom| {
+                group.clone().step_by(BLOCK).map(move |row| Self {
+                    rows: BLOCK.min(self.rows - row),
+                    atoms: BLOCK.min(self.atoms - atom),
+                    row_at: self.row_at + row * self.row_pitch + atom * ATOM,
+                    cube_at: self.cube_at + atom * self.surface_pitch + row * ATOM,
+                    ..self
+                })
             })
         })
     }
@@ -63,12 +78,16 @@ impl Moved {
     /// # Panics
     /// If either is too short.
     pub(crate) fn scatter(self, rows: &[u8], cube: &mut [u8]) {
-        for part in self.blocks() {
+        let mut seen = 0;
+        for part in self.blocks(SCATTER_ROWS) {
             if !part.is_whole() {
                 for (row_at, cube_at) in part.places() {
                     cube[cube_at..cube_at + ATOM].copy_from_slice(&rows[row_at..row_at + ATOM]);
                 }
                 continue;
+            }
+            for row in 0..BLOCK {
+                seen ^= touch(rows, part.row_at + row * part.row_pitch + BLOCK * ATOM);
             }
             let sources: [&[Atom; BLOCK]; BLOCK] =
                 array::from_fn(|row| block(&rows[part.row_at + row * part.row_pitch..]));
@@ -79,6 +98,7 @@ impl Moved {
                 }
             }
         }
+        black_box(seen);
     }
 
     /// Rows out of a cube.
@@ -86,12 +106,16 @@ impl Moved {
     /// # Panics
     /// If either is too short.
     pub(crate) fn gather(self, cube: &[u8], rows: &mut [u8]) {
-        for part in self.blocks() {
+        let mut seen = 0;
+        for part in self.blocks(GATHER_ROWS) {
             if !part.is_whole() {
                 for (row_at, cube_at) in part.places() {
                     rows[row_at..row_at + ATOM].copy_from_slice(&cube[cube_at..cube_at + ATOM]);
                 }
                 continue;
+            }
+            for atom in BLOCK..2 * BLOCK {
+                seen ^= touch(cube, part.cube_at + atom * part.surface_pitch);
             }
             let sources: [&[Atom; BLOCK]; BLOCK] =
                 array::from_fn(|atom| block(&cube[part.cube_at + atom * part.surface_pitch..]));
@@ -102,7 +126,15 @@ impl Moved {
                 }
             }
         }
+        black_box(seen);
     }
+}
+
+/// Reads one byte of each cache line of a block's row or surface, if it is there: whoever reads the rest finds it near.
+fn touch(bytes: &[u8], at: usize) -> u8 {
+    const LINE: usize = 64;
+    let ahead: Option<&[u8; BLOCK * ATOM]> = bytes.get(at..).and_then(<[u8]>::first_chunk);
+    ahead.map_or(0, |ahead| ahead.iter().step_by(LINE).fold(0, |seen, byte| seen ^ byte))
 }
 
 /// The first atoms of some bytes.

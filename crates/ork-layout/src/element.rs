@@ -49,7 +49,7 @@ impl Element for i8 {
         if let (Ok(source), Ok(target)) =
             (<&[i8; 32]>::try_from(source), <&mut [u8; 32]>::try_from(&mut *target))
         {
-            *target = source.map(i8::cast_unsigned);
+            target.iter_mut().zip(source).for_each(|(byte, element)| *byte = element.cast_unsigned());
             return;
         }
         for (byte, element) in target.iter_mut().zip(source) {
@@ -171,17 +171,18 @@ impl Element for Int4 {
     /// behind an odd number of elements becomes 0.
     #[inline]
     fn store(source: &[Self], target: &mut [u8]) {
-        // As 16-bit lanes with their even element low, whatever the host, blocks become vector instructions: masks, a
-        // shift, and one that narrows.
+        // As 16-bit lanes with their even element low, whatever the host, blocks become vector instructions: a mask, a
+        // product that brings both nibbles side by side into the upper byte, and a shift that narrows.
         let join = |pair: [u8; 2]| {
-            let pair = u16::from_le_bytes(pair);
-            (pair & 0xF | pair >> 4 & 0xF0) as u8
+            let nibbles = u16::from_le_bytes(pair) & 0x0F0F;
+            (nibbles.wrapping_mul(0x0110) >> 8) as u8
         };
         let (pairs, rest) = source.as_bytes().as_chunks::<2>();
         let (blocks, single) = pairs.as_chunks::<16>();
         let (places, behind) = target.as_chunks_mut::<16>();
         for (place, block) in places.iter_mut().zip(blocks) {
-            *place = block.map(join);
+            // `map` of an array is a call of its own as often as not.
+            place.iter_mut().zip(block).for_each(|(byte, pair)| *byte = join(*pair));
         }
         let behind = if places.len() > blocks.len() { places[blocks.len()].as_mut_slice() } else { behind };
         for (byte, pair) in behind.iter_mut().zip(single) {

@@ -228,12 +228,56 @@ impl FeatureLayout {
     pub fn write_rows<T: Element>(&self, rows: &[T], features: &mut [u8]) {
         let k = self.k as usize;
         assert_eq!(rows.len(), self.rows as usize * k, "{} rows of {k} elements", self.rows);
-        if let (FeatureForm::Cube { surface_rows }, Some(bytes)) = (self.form, T::as_stored(rows)) {
-            self.check::<T>(k);
-            return self.write_cube(surface_rows, bytes, features);
+        self.check::<T>(k);
+        match (self.form, T::as_stored(rows)) {
+            (FeatureForm::Rows, Some(bytes)) => return self.write_lines(bytes, features),
+            (FeatureForm::SpacedRows, None) => return self.write_spaced(rows, features),
+            (FeatureForm::Cube { surface_rows }, Some(bytes)) => {
+                return self.write_cube(surface_rows, bytes, features);
+            }
+            _ => {}
         }
         for (m, row) in rows.chunks_exact(k).enumerate() {
             self.write_row(m as u32, row, features);
+        }
+    }
+
+    /// [`write_rows`](Self::write_rows) into row-major slices, of elements as they are stored.
+    fn write_lines(&self, rows: &[u8], features: &mut [u8]) {
+        let count = self.rows as usize;
+        if count == 0 {
+            return;
+        }
+        let row_pitch = rows.len() / count;
+        for slice in &self.slices {
+            let bytes = |elements: u32| host(self.format.input_bytes(elements.into()));
+            let (row_at, real) = (bytes(slice.k0), bytes(slice.real));
+            let pitch = host(self.pitch(slice));
+            let lines = &mut features[host(slice.offset)..][..count * pitch];
+            if real == row_pitch && real == pitch {
+                lines.copy_from_slice(rows);
+                continue;
+            }
+            for (line, row) in lines.chunks_exact_mut(pitch).zip(rows.chunks_exact(row_pitch)) {
+                let (data, padding) = line.split_at_mut(real);
+                data.copy_from_slice(&row[row_at..row_at + real]);
+                padding.fill(0);
+            }
+        }
+    }
+
+    /// [`write_rows`](Self::write_rows) into the lines of int4 batches.
+    fn write_spaced<T: Element>(&self, rows: &[T], features: &mut [u8]) {
+        let k = host(self.k.into());
+        for slice in &self.slices {
+            let (k0, real) = (host(slice.k0.into()), host(slice.real.into()));
+            let (stored, pitch) = (stored_bytes::<T>(real), host(self.pitch(slice)));
+            let lines = &mut features[host(slice.offset)..][..host(self.rows.into()) * pitch];
+            for (line, row) in lines.chunks_exact_mut(pitch).zip(rows.chunks_exact(k)) {
+                let (data, padding) = line.split_at_mut(stored);
+                T::store(&row[k0..k0 + real], data);
+                padding.fill(0);
+            }
         }
     }
 

@@ -325,11 +325,38 @@ impl OutputLayout {
         let rows = out.len() / n;
         assert!(u64::from(m0) + rows as u64 <= self.rows.into(), "{rows} rows from {m0} of {}", self.rows);
         assert_eq!(S::RESULT, self.format.output(), "results of {}", self.format);
-        if let (OutputForm::Cube { surface_rows }, Some(bytes)) = (&self.form, S::as_stored_mut(out)) {
-            return self.load_cube(m0, k_slice, *surface_rows, surfaces, (rows, bytes));
+        match (&self.form, S::as_stored_mut(out)) {
+            (OutputForm::Rows, Some(bytes)) if rows != 0 => {
+                return self.load_lines(m0, k_slice, surfaces, (rows, bytes));
+            }
+            (OutputForm::Cube { surface_rows }, Some(bytes)) => {
+                return self.load_cube(m0, k_slice, *surface_rows, surfaces, (rows, bytes));
+            }
+            _ => {}
         }
         for (row, out) in out.chunks_exact_mut(n).enumerate() {
             self.load_row(m0 + row as u32, k_slice, surfaces, out);
+        }
+    }
+
+    /// [`load_rows`](Self::load_rows) from row-major surfaces, of results as they are stored.
+    fn load_lines(&self, m0: u32, k_slice: u32, surfaces: &[u8], (rows, out): (usize, &mut [u8])) {
+        let row_pitch = out.len() / rows;
+        let element = u64::from(self.format.output_bytes());
+        for (index, segment) in self.segments.iter().enumerate() {
+            let bytes = |columns: u32| host(u64::from(columns) * element);
+            let end = self.n.min(segment.n0 + segment.cols);
+            let (row_at, len) = (bytes(segment.n0), bytes(end.saturating_sub(segment.n0)));
+            let pitch = bytes(segment.cols);
+            let at = host(self.surface(index, k_slice).start + self.in_surface(index, k_slice, m0, 0));
+            let lines = &surfaces[at..at + rows * pitch];
+            if len == row_pitch && len == pitch {
+                out.copy_from_slice(lines);
+                continue;
+            }
+            for (line, row) in lines.chunks_exact(pitch).zip(out.chunks_exact_mut(row_pitch)) {
+                row[row_at..row_at + len].copy_from_slice(&line[..len]);
+            }
         }
     }
 
