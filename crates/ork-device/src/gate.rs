@@ -52,7 +52,7 @@ pub(crate) enum Refusal {
 impl DomainGate {
     /// Uses a domain; waits for the users of another one, at most so long.
     pub(crate) fn enter(&self, domain: DomainId, limit: Duration) -> Result<InDomain<'_>, Refusal> {
-        let deadline = Instant::now() + limit;
+        let mut deadline = None;
         let mut state = self.state.lock();
         loop {
             if state.closed {
@@ -61,6 +61,7 @@ impl DomainGate {
             if state.live == domain || state.users == 0 {
                 break;
             }
+            let deadline = *deadline.get_or_insert_with(|| Instant::now() + limit);
             if self.changed.wait_until(&mut state, deadline).timed_out() {
                 return Err(Refusal::Occupied(state.live));
             }

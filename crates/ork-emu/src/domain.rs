@@ -166,11 +166,13 @@ impl LiveDomain {
     /// Makes `domain` live and keeps it so until [`leave`](Self::leave). Another domain can only take over when
     /// nobody uses the live one; that is waited for, a bounded time.
     pub(crate) fn enter(&self, domain: u8) -> Result<(), Errno> {
-        let deadline = Instant::now() + self.wait;
         let taken = |state: &mut LiveState| self.counted && state.domain != domain && state.users != 0;
-        let mut state = self.changed.wait_while(self.state.lock(), Some(deadline), taken);
+        let mut state = self.state.lock();
         if taken(&mut state) {
-            return Err(Errno::EINVAL);
+            state = self.changed.wait_while(state, Some(Instant::now() + self.wait), taken);
+            if taken(&mut state) {
+                return Err(Errno::EINVAL);
+            }
         }
         *state = LiveState { domain, users: state.users + 1 };
         Ok(())

@@ -8,6 +8,7 @@
 //! A panic while a lock is held leaves data that every user of these locks can go on with: each change is complete in
 //! itself, and the model's panics are caught where it runs (`lane`).
 
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
@@ -47,32 +48,49 @@ impl<T> RwLock<T> {
     }
 }
 
-/// `std::sync::Condvar`, without poison.
+/// `std::sync::Condvar`, without poison, and without a call into the kernel when nobody waits.
 #[derive(Debug, Default)]
-pub(crate) struct Condvar(std::sync::Condvar);
+pub(crate) struct Condvar {
+    condvar: std::sync::Condvar,
+    /// Threads in [`wait_while`](Self::wait_while) that found their condition to hold.
+    waiting: AtomicU32,
+}
 
 impl Condvar {
     pub(crate) const fn new() -> Self {
-        Self(std::sync::Condvar::new())
+        Self { condvar: std::sync::Condvar::new(), waiting: AtomicU32::new(0) }
     }
 
+    /// Wakes those who wait. What they wait for has been changed before, under their mutex: who took that mutex sooner has
+    /// been counted, and who takes it later finds the change.
     pub(crate) fn notify_all(&self) {
-        self.0.notify_all();
+        if self.waiting.load(Relaxed) != 0 {
+            self.condvar.notify_all();
+        }
     }
 
     /// Waits as long as `condition` holds, at most until the deadline. The caller looks at the value to know which of
     /// the two came first.
     pub(crate) fn wait_while<'a, T>(
         &self,
-        guard: MutexGuard<'a, T>,
+        mut guard: MutexGuard<'a, T>,
         deadline: Option<Instant>,
-        condition: impl FnMut(&mut T) -> bool,
+        mut condition: impl FnMut(&mut T) -> bool,
     ) -> MutexGuard<'a, T> {
-        let Some(deadline) = deadline else {
-            return self.0.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner);
+        if !condition(&mut guard) {
+            return guard;
+        }
+        self.waiting.fetch_add(1, Relaxed);
+        let guard = match deadline {
+            None => self.condvar.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner),
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let waited = self.condvar.wait_timeout_while(guard, left, condition);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
         };
-        let left = deadline.saturating_duration_since(Instant::now());
-        self.0.wait_timeout_while(guard, left, condition).unwrap_or_else(PoisonError::into_inner).0
+        self.waiting.fetch_sub(1, Relaxed);
+        guard
     }
 }
 
