@@ -91,6 +91,12 @@ impl ProgramBuilder {
         Self::default()
     }
 
+    /// An empty program with room for so many words, trailer included.
+    #[must_use]
+    pub fn with_room(words: usize) -> Self {
+        Self { words: Vec::with_capacity(words) }
+    }
+
     /// Appends the word that gives a register its value.
     ///
     /// # Panics

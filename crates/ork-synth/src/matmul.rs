@@ -3,9 +3,9 @@
 //! other forms differ from it in the values of [`Geometry`] only.
 
 use ork_isa::regs::{cna, core, dpu, global};
-use ork_isa::{FieldOverflow, Iova, Link, Precision, Program, ProgramBuilder};
+use ork_isa::{FieldOverflow, Iova, Link, Precision, Program, ProgramBuilder, TRAILER_WORDS};
 use ork_layout::Format;
-use ork_plan::{BankSplit, Form, Reuse};
+use ork_plan::{BankSplit, Form, PROGRAM_BODY_WORDS, Reuse};
 
 use crate::geometry::Geometry;
 use crate::quirk;
@@ -92,7 +92,7 @@ impl MatmulTask {
 /// # Errors
 /// [`FieldOverflow`] when a size does not fit its register field.
 pub fn matmul_program(task: &MatmulTask, link: Link) -> Result<Program, FieldOverflow> {
-    let mut program = ProgramBuilder::new();
+    let mut program = ProgramBuilder::with_room(PROGRAM_BODY_WORDS + TRAILER_WORDS);
     let geometry = Geometry::of(task);
     prologue(&mut program, task, &geometry)?;
     feature_and_weight_loader(&mut program, task, &geometry)?;
