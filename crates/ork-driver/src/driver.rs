@@ -403,11 +403,19 @@ impl Driver {
                 let programs = emit_with(shape, chain.core, &bindings, stage)
                     .map_err(|source| DriverError::Synth { name: weight.name().to_owned(), source })?;
                 regcmd.host_mut()[..programs.bytes().len()].copy_from_slice(programs.bytes());
-                regcmd.flush(0..programs.bytes().len() as u64).map_err(buffer_error("flushing programs"))?;
                 spent.programs += programs.len() as u64;
                 chains.push(programs);
             }
             spent.synthesise += teller.lap(Phase::Synthesise, start);
+
+            let start = Instant::now();
+            for programs in &chains {
+                let bytes = 0..programs.bytes().len() as u64;
+                regcmds[usize::from(programs.core())]
+                    .flush(bytes)
+                    .map_err(buffer_error("flushing programs"))?;
+            }
+            spent.sync += teller.lap(Phase::Flush, start);
 
             let start = Instant::now();
             let mode = (plan.datapath(), weight.name());
