@@ -316,6 +316,10 @@ impl CpuView {
             let bytes = (index * line).max(range.start)..((index + 1) * line).min(range.end);
             let memory = &memory[bytes.start - range.start..bytes.end - range.start];
             let own = &own.as_bytes()[bytes.start - index * line..bytes.end - index * line];
+            if own == memory {
+                // As nearly always: one comparison instead of one for each byte.
+                return None;
+            }
             let at = own.iter().zip(memory).position(|(own, memory)| own != memory)?;
             Some(bytes.start + at)
         };

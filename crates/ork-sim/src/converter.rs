@@ -151,14 +151,19 @@ impl Converter {
     pub(crate) fn is_identity(self) -> bool {
         self.out == Precision::Int32 && self.scale == 1 && self.shift == 0 && self.offset == 0
     }
+
+    /// An int32 that saturates to int16 and is changed by nothing else.
+    pub(crate) fn saturates_to_16_bits(self) -> bool {
+        self.out == Precision::Int16 && self.scale == 1 && self.shift == 0 && self.offset == 0
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn stored(offset: i64, minus_exp: u32, value: Staged) -> f32 {
-        let converter = Converter {
+    fn of(offset: i64, minus_exp: u32) -> Converter {
+        Converter {
             out: Precision::Fp16,
             scale: 1,
             shift: 0,
@@ -168,10 +173,30 @@ mod tests {
             to_fp16: true,
             minus_exp,
             silicon: Silicon::default(),
-        };
+        }
+    }
+
+    fn stored(offset: i64, minus_exp: u32, value: Staged) -> f32 {
         let mut bytes = [0; 2];
-        converter.store_float(value, &mut bytes);
+        of(offset, minus_exp).store_float(value, &mut bytes);
         f16::from_le_bytes(bytes).to_f32()
+    }
+
+    #[test]
+    fn what_only_saturates_is_known() {
+        let unit = Converter { to_fp16: false, ..of(0, 0) };
+        for out in [Precision::Int8, Precision::Int16, Precision::Int32, Precision::Fp16] {
+            let converter = Converter { out, offset_first: out == Precision::Int16, ..unit };
+            assert_eq!(converter.saturates_to_16_bits(), out == Precision::Int16, "{out}");
+            for value in [i32::MIN, -32_769, -32_768, -1, 0, 32_767, 32_768, i32::MAX].map(i64::from) {
+                if converter.saturates_to_16_bits() {
+                    assert_eq!(converter.int(value), value.clamp(i16::MIN.into(), i16::MAX.into()));
+                }
+            }
+        }
+        for other in [Converter { scale: 2, ..unit }, Converter { shift: 1, ..unit }, of(1, 0)] {
+            assert!(!Converter { out: Precision::Int16, ..other }.saturates_to_16_bits());
+        }
     }
 
     #[test]

@@ -356,6 +356,10 @@ fn int4(engine: &Engine, conv: &Conv, features: &[u8], weights: &[u8]) -> Vec<i3
             let (g, skip) = (half / 2, half % 2 * GROUP_KERNELS);
             for (pixel, lanes) in part.as_chunks::<GROUP_KERNELS>().0.iter().enumerate() {
                 let at = (g * pixels + first + pixel) * conv.group() + skip;
+                if conv.truncate.clip_truncate() == 0 {
+                    sums[at..at + GROUP_KERNELS].copy_from_slice(lanes);
+                    continue;
+                }
                 for (sum, lane) in sums[at..at + GROUP_KERNELS].iter_mut().zip(lanes) {
                     *sum = truncate(conv, i64::from(*lane));
                 }

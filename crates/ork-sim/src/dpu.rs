@@ -128,6 +128,11 @@ pub(crate) fn finish(
                         for (out, lane) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
                             *out = lane.to_le_bytes();
                         }
+                    } else if plain && converter.saturates_to_16_bits() {
+                        for (out, lane) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(lanes) {
+                            let narrow = (*lane).clamp(i16::MIN.into(), i16::MAX.into()) as i16;
+                            *out = narrow.to_le_bytes();
+                        }
                     } else if plain && lane_bytes == 1 {
                         for (out, lane) in bytes.iter_mut().zip(lanes) {
                             *out = converter.int(i64::from(*lane)) as u8;
