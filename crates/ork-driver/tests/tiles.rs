@@ -215,36 +215,62 @@ const SHAPES: [(Shape, &[u32]); 4] = [
 
 const LADDERS: [&[&str]; 3] = [&[], &["rotate"], &["smooth", "signs", "rotate"]];
 
+/// What a weight and its product are in plain numbers.
+struct Known {
+    label: String,
+    shape: Shape,
+    x: Vec<f32>,
+    tiles: Tiles,
+    product: Vec<f32>,
+    /// The product of the floats, and how far from it the quantised one may be.
+    floats: Vec<f32>,
+    bound: f64,
+    has_basis: bool,
+}
+
+fn known() -> Vec<Known> {
+    let mut all = Vec::new();
+    for (shape, slices) in SHAPES {
+        let (k, n) = (shape.k as usize, shape.n as usize);
+        let (x, w) = operands(shape);
+        let floats = reference::matmul_f32(&x, &w, shape);
+        for ladder in LADDERS {
+            let basis = basis(k, &x, ladder);
+            let turned = in_basis(&basis, &x, Basis::activation_row);
+            let rows = in_basis(&basis, &w, Basis::weight_row);
+            for tier in [Tier::W8A8, UNIFORM, NF4_TIER, Tier::I4A8Group, Tier::W4A4] {
+                let plain = plain(tier, (k, n), slices, &rows, basis.clone());
+                let product = product(&plain, &turned, k);
+                // The basis cancels: it is a product of the floats, within the error of its bits.
+                let bound = match (tier, ladder.is_empty()) {
+                    (Tier::W8A8, _) => 0.1,
+                    (Tier::W4A4, true) => 1.0,
+                    _ => 0.4,
+                };
+                let label = format!("{shape}, {tier} {ladder:?}");
+                let (x, floats, tiles, has_basis) =
+                    (x.clone(), floats.clone(), plain.tiles, !ladder.is_empty());
+                all.push(Known { label, shape, x, tiles, product, floats, bound, has_basis });
+            }
+        }
+    }
+    all
+}
+
 #[test]
 fn every_tier_in_every_basis_is_the_plain_product_of_its_codes() {
+    let all = known();
     for kind in [DriverKind::Rknpu, DriverKind::Rocket] {
         for cores in [1, 3] {
             let (driver, board) = driver(kind, cores, DriverOptions::default());
-            for (shape, slices) in SHAPES {
-                let (m, k, n) = (shape.m as usize, shape.k as usize, shape.n as usize);
-                let (x, w) = operands(shape);
-                let floats = reference::matmul_f32(&x, &w, shape);
-                for tier in [Tier::W8A8, UNIFORM, NF4_TIER, Tier::I4A8Group, Tier::W4A4] {
-                    for ladder in LADDERS {
-                        let label = format!("{kind:?}, {cores} cores, {shape}, {tier} {ladder:?}");
-                        let basis = basis(k, &x, ladder);
-                        let turned = in_basis(&basis, &x, Basis::activation_row);
-                        let rows = in_basis(&basis, &w, Basis::weight_row);
-                        let plain = plain(tier, (k, n), slices, &rows, basis);
-                        let weight = driver.load_tiles("w", plain.tiles.clone()).unwrap();
-                        assert_eq!(weight.basis().is_some(), !ladder.is_empty());
-                        let got = multiply(&driver, &weight, m, &x);
-                        assert_close(&got, &product(&plain, &turned, k), &label);
-                        // The basis cancels: it is a product of the floats, within the error of its bits.
-                        let error = compare::relative_rms(&got, &floats);
-                        let bound = match (tier, ladder.is_empty()) {
-                            (Tier::W8A8, _) => 0.1,
-                            (Tier::W4A4, true) => 1.0,
-                            _ => 0.4,
-                        };
-                        assert!(error < bound, "{label}: relative error {error}");
-                    }
-                }
+            for known in &all {
+                let label = format!("{kind:?}, {cores} cores, {}", known.label);
+                let weight = driver.load_tiles("w", known.tiles.clone()).unwrap();
+                assert_eq!(weight.basis().is_some(), known.has_basis);
+                let got = multiply(&driver, &weight, known.shape.m as usize, &known.x);
+                assert_close(&got, &known.product, &label);
+                let error = compare::relative_rms(&got, &known.floats);
+                assert!(error < known.bound, "{label}: relative error {error}");
             }
             assert!(!driver.counters().turn.is_zero());
             assert_eq!(driver.counters().weights_ready, driver.counters().weights);

@@ -213,11 +213,14 @@ impl Matmul {
         let (m, k, n) = (self.m as usize, self.k as usize, self.n as usize);
         let mut c = vec![0; m * n];
         for row in 0..m {
-            for col in 0..n {
-                let mut sum = 0i64;
-                for i in 0..k {
-                    sum += i64::from(a[row * k + i]) * i64::from(b[i * n + col]);
+            let mut sums = vec![0i64; n];
+            for i in 0..k {
+                let feature = i64::from(a[row * k + i]);
+                for (sum, weight) in sums.iter_mut().zip(&b[i * n..]) {
+                    *sum += feature * i64::from(*weight);
                 }
+            }
+            for (col, sum) in sums.into_iter().enumerate() {
                 c[row * n + col] = match self.out {
                     Out::Int32 => i32::try_from(sum).unwrap(),
                     Out::Int8(scale, shift, offset) => {
