@@ -4,14 +4,15 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ork_device::{
-    Board, Completed, Device, DeviceOptions, DomainId, DriverKind, Elapsed, EmuOptions, EventKind, FaultPlan,
-    RecoveryMode, Spread, SubmitError, SubmitMode, Threads, When,
+    Board, BoardClock, Clock, Completed, Device, DeviceOptions, DomainId, DriverKind, Elapsed, EmuOptions,
+    EventKind, FaultPlan, RecoveryMode, Spread, SubmitError, SubmitMode, Threads, When,
 };
 use support::*;
 
@@ -92,6 +93,61 @@ fn kernels_without_fences_are_asked_once() {
     assert_eq!(spread.0.load(Relaxed), 3);
     assert_eq!(device.event_counts().recoveries(), 0);
     assert_eq!(events(&device, [EventKind::Refused]), [1], "the job that had a fence");
+}
+
+/// A clock that does something the first time somebody looks at it.
+struct Interrupting {
+    clock: BoardClock,
+    first: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl fmt::Debug for Interrupting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.clock.fmt(f)
+    }
+}
+
+impl Clock for Interrupting {
+    fn now(&self) -> Duration {
+        let first = self.first.lock().unwrap().take();
+        if let Some(first) = first {
+            first();
+        }
+        self.clock.now()
+    }
+
+    fn pause(&self, time: Duration) {
+        self.clock.pause(time);
+    }
+}
+
+#[test]
+fn another_round_may_learn_that_there_are_no_fences_while_one_begins() {
+    let board = Board::new(&EmuOptions { fences: false, ..EmuOptions::default() });
+    let clock = Arc::new(Interrupting { clock: BoardClock::new(&board), first: Mutex::default() });
+    let device =
+        Device::on_board_with(&board, &DeviceOptions::default(), Arc::clone(&clock) as Arc<dyn Clock>);
+    let device = Arc::new(device.unwrap());
+    let (mut outer, mut inner, spread) = (bench(&device, 3), bench(&device, 3), Counted::default());
+    let other = Arc::clone(&device);
+    *clock.first.lock().unwrap() = Some(Box::new(move || {
+        assert!(!other.lacks_fences(), "the round that looks at the clock has decided already");
+        // On a thread of its own, as rounds that meet are.
+        let learn = move || {
+            run(&mut inner, &other, &Counted::default()).unwrap();
+            inner.assert_right();
+            assert!(other.lacks_fences());
+        };
+        std::thread::spawn(learn).join().unwrap();
+    }));
+    let before = device.counters().jobs_given;
+    run(&mut outer, &device, &spread).unwrap();
+    outer.assert_right();
+    assert!(clock.first.lock().unwrap().is_none());
+    // Each asked once, with its first job, and then gave all three without.
+    assert_eq!(device.counters().jobs_given - before, 8);
+    assert_eq!(events(&device, [EventKind::Refused]), [2]);
+    assert_eq!(device.event_counts().recoveries(), 0);
 }
 
 #[test]
