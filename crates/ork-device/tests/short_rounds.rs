@@ -131,7 +131,7 @@ fn another_round_may_learn_that_there_are_no_fences_while_one_begins() {
     let (mut outer, mut inner, spread) = (bench(&device, 3), bench(&device, 3), Counted::default());
     let other = Arc::clone(&device);
     *clock.first.lock().unwrap() = Some(Box::new(move || {
-        assert!(!other.lacks_fences(), "the round that looks at the clock has decided already");
+        assert!(!other.lacks_fences(), "nobody has asked before");
         // On a thread of its own, as rounds that meet are.
         let learn = move || {
             run(&mut inner, &other, &Counted::default()).unwrap();

@@ -60,21 +60,25 @@ pub(crate) fn sum_output_row(layout: &OutputLayout, surfaces: &[u8], m: u32, out
 /// Results from which on their rows are shared (half a megabyte): fewer are copied sooner than a thread is awake.
 const SHARED_FROM: usize = 1 << 17;
 
+/// Rows of a piece that comes out of a cube, where the atoms of as many rows follow each other.
+const CUBE_ROWS: usize = 32;
+
 /// [`sum_output_row`] of all rows of a pass.
 pub(crate) fn sum_output_rows(layout: &OutputLayout, surfaces: &[u8], out: &mut [i32]) {
     let n = layout.n() as usize;
+    let rows = if matches!(layout.form(), OutputForm::Cube { .. }) { CUBE_ROWS } else { ROWS };
     let sum = |(piece, out): (usize, &mut [i32])| {
         if layout.k_slices() == 1 {
-            return layout.load_rows((piece * ROWS) as u32, 0, surfaces, out);
+            return layout.load_rows((piece * rows) as u32, 0, surfaces, out);
         }
-        for (row, out) in (piece * ROWS..).zip(out.chunks_exact_mut(n)) {
+        for (row, out) in (piece * rows..).zip(out.chunks_exact_mut(n)) {
             sum_output_row(layout, surfaces, row as u32, out);
         }
     };
     if out.len() < SHARED_FROM {
         sum((0, out));
     } else {
-        share(out.chunks_mut(ROWS * n).enumerate(), sum);
+        share(out.chunks_mut(rows * n).enumerate(), sum);
     }
 }
 

@@ -60,6 +60,9 @@ pub struct MatmulGroup<'a> {
 }
 
 /// Holds weights and multiplies by them. Threads may share it; products follow each other.
+///
+/// Operands and results are copied with the help of rayon's global pool while other products wait. Threads of that pool
+/// must not multiply while others do: each of them could wait for its product's turn, and none be left to help.
 #[derive(Debug)]
 pub struct Driver {
     // Drop order: the buffers go before the device that they belong to.

@@ -24,9 +24,9 @@ pub enum Phase {
     Plan,
     /// Quantising and laying out an activation.
     Quantise,
-    /// Making an activation visible to the NPU.
+    /// Making an activation visible to the NPU, or the programs of a pass: up to twice in a pass.
     Flush,
-    /// Writing register programs and making them visible.
+    /// Writing register programs.
     Synthesise,
     /// From submit to completion, with the NPU or its model and the invalidation of results in it.
     Submit,
@@ -35,7 +35,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// All phases, outermost first, then in the order of a product.
+    /// All phases, outermost first, then in the order in which they begin.
     pub const ALL: [Self; 9] = [
         Self::Call,
         Self::Turn,

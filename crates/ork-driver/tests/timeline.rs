@@ -93,4 +93,7 @@ fn phases_lie_in_products_and_products_in_calls() {
     assert_eq!(after.quantise - before.quantise, time(Phase::Quantise));
     assert_eq!(after.synthesise - before.synthesise, time(Phase::Plan) + time(Phase::Synthesise));
     assert_eq!(after.dequantise - before.dequantise, time(Phase::Dequantise));
+    assert_eq!(after.sync - before.sync, time(Phase::Flush));
+    // Each pass flushes its programs, and some an activation before.
+    assert_eq!(of(Phase::Flush).count(), of(Phase::Synthesise).count() + of(Phase::Quantise).count());
 }

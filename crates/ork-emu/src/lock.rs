@@ -61,8 +61,8 @@ impl Condvar {
         Self { condvar: std::sync::Condvar::new(), waiting: AtomicU32::new(0) }
     }
 
-    /// Wakes those who wait. What they wait for has been changed before, under their mutex: who took that mutex sooner has
-    /// been counted, and who takes it later finds the change.
+    /// Wakes those who wait. What they wait for has been changed before, under their mutex: who took that mutex sooner and
+    /// waits has been counted, and who takes it later finds the change.
     pub(crate) fn notify_all(&self) {
         if self.waiting.load(Relaxed) != 0 {
             self.condvar.notify_all();
@@ -129,9 +129,14 @@ mod tests {
                     move || *changed.wait_while(mutex.lock(), deadline, |value| *value == 0)
                 })
             });
+            // Counted under the mutex: whoever takes that afterwards finds both asleep.
+            while changed.waiting.load(Relaxed) != 2 {
+                std::thread::yield_now();
+            }
             *mutex.lock() = 7;
             changed.notify_all();
             assert_eq!(waits.map(|wait| wait.join().unwrap()), [7, 7]);
+            assert_eq!(changed.waiting.load(Relaxed), 0);
         });
     }
 }

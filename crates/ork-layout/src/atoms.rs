@@ -4,8 +4,8 @@
 //! In a cube the atoms of a row lie a surface apart, and those of neighbouring rows behind each other. Row by row, each
 //! cache line of the cube would be met four times, with all the others in between; in blocks of rows it is met once.
 //!
-//! Neither side is read in the order of its addresses, so that the CPU foresees none of it: blocks go down a group of rows
-//! before they go along them, and while one is moved the lines of the one beside it are read.
+//! The CPU's own prefetch does not help much, because neither side is read in the order of its addresses. So blocks go down
+//! a group of rows before they go along them, and while one is moved the lines of the one beside it are read.
 
 use std::array;
 use std::hint::black_box;
@@ -15,8 +15,8 @@ pub(crate) const ATOM: usize = 16;
 /// first-level cache holds although they may compete for the same set.
 const BLOCK: usize = 16;
 
-/// Rows of a group, of which columns of blocks are moved: into a cube it makes runs of whole kilobytes, and what is read
-/// ahead is a third of a first-level cache.
+/// Rows of a group, of which columns of blocks are moved: into a cube that makes runs of whole kilobytes, and what is read
+/// ahead, 16 KB, fits a first-level cache.
 const SCATTER_ROWS: usize = 64;
 /// As [`SCATTER_ROWS`], out of a cube: less, because the lines read ahead are of many surfaces, which lie at equal distances
 /// and compete for the same sets of a cache.
@@ -43,17 +43,21 @@ pub(crate) struct Moved {
 
 impl Moved {
     /// The blocks, group of rows by group of rows, and in a group column of blocks by column: each with where its first atom
-    /// lies in the rows and in the cube, and whether it is whole.
-    fn blocks(self, group_rows: usize) -> impl Iterator<Item = Self> {
+    /// lies in the rows and in the cube, and whether another column follows.
+    fn blocks(self, group_rows: usize) -> impl Iterator<Item = (Self, bool)> {
         (0..self.rows).step_by(group_rows).flat_map(move |first| {
             let group = first..self.rows.min(first + group_rows);
             (0..self.atoms).step_by(BLOCK).flat_map(move |atom| {
-                group.clone().step_by(BLOCK).map(move |row| Self {
-                    rows: BLOCK.min(self.rows - row),
-                    atoms: BLOCK.min(self.atoms - atom),
-                    row_at: self.row_at + row * self.row_pitch + atom * ATOM,
-                    cube_at: self.cube_at + atom * self.surface_pitch + row * ATOM,
-                    ..self
+                let has_next = atom + BLOCK < self.atoms;
+                group.clone().step_by(BLOCK).map(move |row| {
+                    let block = Self {
+                        rows: BLOCK.min(self.rows - row),
+                        atoms: BLOCK.min(self.atoms - atom),
+                        row_at: self.row_at + row * self.row_pitch + atom * ATOM,
+                        cube_at: self.cube_at + atom * self.surface_pitch + row * ATOM,
+                        ..self
+                    };
+                    (block, has_next)
                 })
             })
         })
@@ -79,15 +83,17 @@ impl Moved {
     /// If either is too short.
     pub(crate) fn scatter(self, rows: &[u8], cube: &mut [u8]) {
         let mut seen = 0;
-        for part in self.blocks(SCATTER_ROWS) {
+        for (part, has_next) in self.blocks(SCATTER_ROWS) {
             if !part.is_whole() {
                 for (row_at, cube_at) in part.places() {
                     cube[cube_at..cube_at + ATOM].copy_from_slice(&rows[row_at..row_at + ATOM]);
                 }
                 continue;
             }
-            for row in 0..BLOCK {
-                seen ^= touch(rows, part.row_at + row * part.row_pitch + BLOCK * ATOM);
+            if has_next {
+                for row in 0..BLOCK {
+                    seen ^= touch(rows, part.row_at + row * part.row_pitch + BLOCK * ATOM);
+                }
             }
             let sources: [&[Atom; BLOCK]; BLOCK] =
                 array::from_fn(|row| block(&rows[part.row_at + row * part.row_pitch..]));
@@ -107,15 +113,17 @@ impl Moved {
     /// If either is too short.
     pub(crate) fn gather(self, cube: &[u8], rows: &mut [u8]) {
         let mut seen = 0;
-        for part in self.blocks(GATHER_ROWS) {
+        for (part, has_next) in self.blocks(GATHER_ROWS) {
             if !part.is_whole() {
                 for (row_at, cube_at) in part.places() {
                     rows[row_at..row_at + ATOM].copy_from_slice(&cube[cube_at..cube_at + ATOM]);
                 }
                 continue;
             }
-            for atom in BLOCK..2 * BLOCK {
-                seen ^= touch(cube, part.cube_at + atom * part.surface_pitch);
+            if has_next {
+                for atom in BLOCK..2 * BLOCK {
+                    seen ^= touch(cube, part.cube_at + atom * part.surface_pitch);
+                }
             }
             let sources: [&[Atom; BLOCK]; BLOCK] =
                 array::from_fn(|atom| block(&cube[part.cube_at + atom * part.surface_pitch..]));

@@ -181,7 +181,7 @@ impl Element for Int4 {
         let (blocks, single) = pairs.as_chunks::<16>();
         let (places, behind) = target.as_chunks_mut::<16>();
         for (place, block) in places.iter_mut().zip(blocks) {
-            // `map` of an array is a call of its own as often as not.
+            // A loop, because `map` of an array is often not inlined.
             place.iter_mut().zip(block).for_each(|(byte, pair)| *byte = join(*pair));
         }
         let behind = if places.len() > blocks.len() { places[blocks.len()].as_mut_slice() } else { behind };

@@ -347,6 +347,9 @@ impl OutputLayout {
             let bytes = |columns: u32| host(u64::from(columns) * element);
             let end = self.n.min(segment.n0 + segment.cols);
             let (row_at, len) = (bytes(segment.n0), bytes(end.saturating_sub(segment.n0)));
+            if len == 0 {
+                continue;
+            }
             let pitch = bytes(segment.cols);
             let at = host(self.surface(index, k_slice).start + self.in_surface(index, k_slice, m0, 0));
             let lines = &surfaces[at..at + rows * pitch];

@@ -106,6 +106,23 @@ proptest! {
     }
 }
 
+/// Rows without a gap on either side, which are copied at once; and no rows.
+#[test]
+fn dense_rows_are_moved_together_as_alone() {
+    for (m, k) in [(37, 128), (1, 64), (0, 64)] {
+        features((Format::INT8_INT32, FeatureForm::Rows), (m, k, &[k]), |x| x as i8);
+        features((Format::FP16_FP32, FeatureForm::Rows), (m, k, &[k]), |x| f16::from_bits(x as u16));
+        features((Format::INT4_INT16, FeatureForm::SpacedRows), (m, k, &[k]), |x| {
+            Int4::from_low_nibble(x as u8)
+        });
+    }
+    for (m, n) in [(37, 96), (1, 32)] {
+        let segment = [ColumnSegment { n0: 0, cols: n }];
+        outputs::<i32>(Format::INT8_INT32, &OutputForm::Rows, (m, n, 2), &segment, 0);
+        outputs::<i8>(Format::INT8_INT8, &OutputForm::Rows, (m, n, 1), &segment, 0);
+    }
+}
+
 #[test]
 fn int4_batches_are_read_together_as_alone() {
     let segments = [ColumnSegment { n0: 0, cols: 128 }, ColumnSegment { n0: 128, cols: 64 }];

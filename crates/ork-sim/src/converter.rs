@@ -185,13 +185,20 @@ mod tests {
     #[test]
     fn what_only_saturates_is_known() {
         let unit = Converter { to_fp16: false, ..of(0, 0) };
-        for out in [Precision::Int8, Precision::Int16, Precision::Int32, Precision::Fp16] {
-            let converter = Converter { out, offset_first: out == Precision::Int16, ..unit };
-            assert_eq!(converter.saturates_to_16_bits(), out == Precision::Int16, "{out}");
+        for out in [Precision::Int8, Precision::Int32, Precision::Fp16] {
+            assert!(!Converter { out, ..unit }.saturates_to_16_bits(), "{out}");
+        }
+        for flags in 0..8 {
+            let converter = Converter {
+                out: Precision::Int16,
+                offset_first: flags & 1 != 0,
+                half_up: flags & 2 != 0,
+                minus_exp: flags & 4,
+                ..unit
+            };
+            assert!(converter.saturates_to_16_bits());
             for value in [i32::MIN, -32_769, -32_768, -1, 0, 32_767, 32_768, i32::MAX].map(i64::from) {
-                if converter.saturates_to_16_bits() {
-                    assert_eq!(converter.int(value), value.clamp(i16::MIN.into(), i16::MAX.into()));
-                }
+                assert_eq!(converter.int(value), value.clamp(i16::MIN.into(), i16::MAX.into()));
             }
         }
         for other in [Converter { scale: 2, ..unit }, Converter { shift: 1, ..unit }, of(1, 0)] {
