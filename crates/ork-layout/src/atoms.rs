@@ -15,12 +15,9 @@ pub(crate) const ATOM: usize = 16;
 /// first-level cache holds although they may compete for the same set.
 const BLOCK: usize = 16;
 
-/// Rows of a group, of which columns of blocks are moved: into a cube that makes runs of whole kilobytes, and what is read
-/// ahead, 16 KB, fits a first-level cache.
-const SCATTER_ROWS: usize = 64;
-/// As [`SCATTER_ROWS`], out of a cube: less, because the lines read ahead are of many surfaces, which lie at equal distances
-/// and compete for the same sets of a cache.
-const GATHER_ROWS: usize = 32;
+/// Rows of a group, of which columns of blocks are moved: runs of half a kilobyte in the cube. What is read ahead of both
+/// sides, 16 KB, fits a first-level cache.
+const GROUP_ROWS: usize = 32;
 
 type Atom = [u8; ATOM];
 
@@ -44,9 +41,9 @@ pub(crate) struct Moved {
 impl Moved {
     /// The blocks, group of rows by group of rows, and in a group column of blocks by column: each with where its first atom
     /// lies in the rows and in the cube, and whether another column follows.
-    fn blocks(self, group_rows: usize) -> impl Iterator<Item = (Self, bool)> {
-        (0..self.rows).step_by(group_rows).flat_map(move |first| {
-            let group = first..self.rows.min(first + group_rows);
+    fn blocks(self) -> impl Iterator<Item = (Self, bool)> {
+        (0..self.rows).step_by(GROUP_ROWS).flat_map(move |first| {
+            let group = first..self.rows.min(first + GROUP_ROWS);
             (0..self.atoms).step_by(BLOCK).flat_map(move |atom| {
                 let has_next = atom + BLOCK < self.atoms;
                 group.clone().step_by(BLOCK).map(move |row| {
@@ -77,13 +74,23 @@ impl Moved {
         })
     }
 
+    /// Reads something of each cache line of the block beside this one, where it comes from and where it goes: whoever
+    /// moves it finds both near.
+    fn touch_next(self, rows: &[u8], cube: &[u8]) -> u8 {
+        (0..BLOCK).fold(0, |seen, index| {
+            let row_at = self.row_at + index * self.row_pitch + BLOCK * ATOM;
+            let cube_at = self.cube_at + (BLOCK + index) * self.surface_pitch;
+            seen ^ touch(rows, row_at) ^ touch(cube, cube_at)
+        })
+    }
+
     /// Rows into a cube.
     ///
     /// # Panics
     /// If either is too short.
     pub(crate) fn scatter(self, rows: &[u8], cube: &mut [u8]) {
         let mut seen = 0;
-        for (part, has_next) in self.blocks(SCATTER_ROWS) {
+        for (part, has_next) in self.blocks() {
             if !part.is_whole() {
                 for (row_at, cube_at) in part.places() {
                     cube[cube_at..cube_at + ATOM].copy_from_slice(&rows[row_at..row_at + ATOM]);
@@ -91,9 +98,7 @@ impl Moved {
                 continue;
             }
             if has_next {
-                for row in 0..BLOCK {
-                    seen ^= touch(rows, part.row_at + row * part.row_pitch + BLOCK * ATOM);
-                }
+                seen ^= part.touch_next(rows, cube);
             }
             let sources: [&[Atom; BLOCK]; BLOCK] =
                 array::from_fn(|row| block(&rows[part.row_at + row * part.row_pitch..]));
@@ -113,7 +118,7 @@ impl Moved {
     /// If either is too short.
     pub(crate) fn gather(self, cube: &[u8], rows: &mut [u8]) {
         let mut seen = 0;
-        for (part, has_next) in self.blocks(GATHER_ROWS) {
+        for (part, has_next) in self.blocks() {
             if !part.is_whole() {
                 for (row_at, cube_at) in part.places() {
                     rows[row_at..row_at + ATOM].copy_from_slice(&cube[cube_at..cube_at + ATOM]);
@@ -121,9 +126,7 @@ impl Moved {
                 continue;
             }
             if has_next {
-                for atom in BLOCK..2 * BLOCK {
-                    seen ^= touch(cube, part.cube_at + atom * part.surface_pitch);
-                }
+                seen ^= part.touch_next(rows, cube);
             }
             let sources: [&[Atom; BLOCK]; BLOCK] =
                 array::from_fn(|atom| block(&cube[part.cube_at + atom * part.surface_pitch..]));
@@ -138,7 +141,7 @@ impl Moved {
     }
 }
 
-/// Reads one byte of each cache line of a block's row or surface, if it is there: whoever reads the rest finds it near.
+/// Reads a byte of every 64 of a block's row or surface, if it is there.
 fn touch(bytes: &[u8], at: usize) -> u8 {
     const LINE: usize = 64;
     let ahead: Option<&[u8; BLOCK * ATOM]> = bytes.get(at..).and_then(<[u8]>::first_chunk);
