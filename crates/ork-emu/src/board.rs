@@ -3,7 +3,10 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Relaxed, Release},
+};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -542,7 +545,7 @@ impl Inner {
         self.spend(RESET);
         wake();
         for core in &self.cores {
-            core.reset_due.store(true, Relaxed);
+            core.reset_due.store(true, Release);
         }
     }
 
@@ -561,7 +564,7 @@ impl Inner {
         }
         for core in &self.cores {
             core.lane.cancel_running();
-            core.reset_due.store(true, Relaxed);
+            core.reset_due.store(true, Release);
         }
         drop(order);
         self.resetting.store(false, Relaxed);

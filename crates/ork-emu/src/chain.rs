@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One start of a core: a chain of programs, from the register values to the interrupt.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::time::Duration;
 
 use ork_sim::{JobEnd, PcJob};
@@ -90,8 +93,13 @@ impl Start<'_> {
 
         let slot = &board.cores[usize::from(self.core)];
         let mut engine = slot.engine.lock();
-        if slot.reset_due.swap(false, Relaxed) {
+        if slot.reset_due.swap(false, Acquire) {
             engine.reset();
+        }
+        // The reset may have been the one that gave this job up. On the core it would hang, and no other reset follows. A
+        // reset that gives it up from now on is due after this one.
+        if self.cancelled.load(Relaxed) {
+            return stuck(0);
         }
         let outcome = engine.run(&bus, pc_job);
         drop(engine);
@@ -129,7 +137,7 @@ impl Start<'_> {
             End::Stuck => stuck(counter),
             End::Unmodelled => {
                 // Nobody knows what state such a program leaves.
-                slot.reset_due.store(true, Relaxed);
+                slot.reset_due.store(true, Release);
                 Outcome { end, ..stuck(counter) }
             }
         }
@@ -154,7 +162,63 @@ impl Start<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use ork_drm::Errno;
+    use ork_isa::Iova;
+    use ork_sim::{Bus, JobOutcome, JobStats};
+
     use super::*;
+    use crate::domain::{AddressSpace, Placement};
+    use crate::lock::{Mutex, RwLock};
+    use crate::{Board, EmuOptions, Engine};
+
+    /// Notes what is done with a core.
+    struct Noting(Arc<Mutex<Vec<&'static str>>>);
+
+    impl Engine for Noting {
+        fn reset(&mut self) {
+            self.0.lock().push("reset");
+        }
+
+        fn run(&mut self, _: &dyn Bus, job: &PcJob) -> JobOutcome {
+            self.0.lock().push("run");
+            JobOutcome {
+                end: JobEnd::Done,
+                tasks_done: job.tasks,
+                int_status: job.int_mask,
+                modelled_us: 0.0,
+                diagnoses: Vec::new(),
+                stats: JobStats::default(),
+            }
+        }
+    }
+
+    #[test]
+    fn a_job_that_a_reset_gave_up_does_not_run_behind_it() {
+        let notes = Arc::new(Mutex::new(Vec::new()));
+        let engine = || Box::new(Noting(Arc::clone(&notes))) as Box<dyn Engine>;
+        let board = Board::with_engines(&EmuOptions::default(), [engine(), engine(), engine()]);
+        let space = Space::Fixed(Arc::new(RwLock::new(AddressSpace::new(Placement::TopDown, Errno::EFAULT))));
+        let job = PcJob {
+            base: Iova(0),
+            amount: 1,
+            tasks: 1,
+            dma_base: Iova(0),
+            int_mask: 0x300,
+            int_clear: 0,
+            s_pointer: None,
+        };
+        for (given_up, end, noted) in [(true, End::Stuck, &["reset"][..]), (false, End::Done, &["run"])] {
+            let cancelled = AtomicBool::new(given_up);
+            let completion = Completion::AllOfMask;
+            let (board, space, cancelled) = (&*board.0, &space, &cancelled);
+            let start = Start { board, core: 1, job: 1, space, cancelled, polled: false, completion };
+            board.cores[1].reset_due.store(given_up, Release);
+            assert_eq!(start.run(&job).end, end);
+            assert_eq!(std::mem::take(&mut *notes.lock()), noted);
+        }
+    }
 
     #[test]
     fn event_pairs_are_widened() {

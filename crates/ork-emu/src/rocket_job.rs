@@ -2,7 +2,10 @@
 //! A job of the mainline driver: its tasks, and the completion that buffers wait for.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, Release},
+};
 use std::time::{Duration, Instant};
 
 use ork_isa::Iova;
@@ -94,7 +97,7 @@ impl RocketJob {
             });
             if outcome.end != End::Done {
                 self.board.spend(Duration::from_millis(options.timeout_ms.into()));
-                self.board.cores[usize::from(core)].reset_due.store(true, Relaxed);
+                self.board.cores[usize::from(core)].reset_due.store(true, Release);
                 let tasks_done = done as u32;
                 self.board.report(Some(core), self.number, FindingKind::HiddenTimeout { tasks_done });
                 return;
