@@ -166,7 +166,7 @@ mod tests {
 
     use ork_drm::Errno;
     use ork_isa::Iova;
-    use ork_sim::{Bus, JobOutcome, JobStats};
+    use ork_sim::{Bus, JobOutcome};
 
     use super::*;
     use crate::domain::{AddressSpace, Placement};
@@ -183,14 +183,7 @@ mod tests {
 
         fn run(&mut self, _: &dyn Bus, job: &PcJob) -> JobOutcome {
             self.0.lock().push("run");
-            JobOutcome {
-                end: JobEnd::Done,
-                tasks_done: job.tasks,
-                int_status: job.int_mask,
-                modelled_us: 0.0,
-                diagnoses: Vec::new(),
-                stats: JobStats::default(),
-            }
+            JobOutcome::done(job)
         }
     }
 

@@ -48,6 +48,21 @@ pub struct JobOutcome {
     pub stats: JobStats,
 }
 
+impl JobOutcome {
+    /// All programs of a job completed, in no time and with nothing to say of them: for cores that compute nothing.
+    #[must_use]
+    pub fn done(job: &PcJob) -> Self {
+        Self {
+            tasks_done: job.tasks,
+            int_status: job.int_mask,
+            end: JobEnd::Done,
+            diagnoses: Vec::new(),
+            modelled_us: 0.0,
+            stats: JobStats::default(),
+        }
+    }
+}
+
 /// How a job ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum JobEnd {

@@ -5,7 +5,7 @@ use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::Arc;
 
 use ork_device::{Board, EmuOptions, Errno};
-use ork_emu::{Bus, Engine, FdTable, JobEnd, JobOutcome, JobStats, KernelFile, PcJob};
+use ork_emu::{Bus, Engine, FdTable, JobOutcome, KernelFile, PcJob};
 
 /// A board with such an NPU: jobs run inside the call that gives them, and a fence costs the emulated kernel the calls
 /// for its descriptor and no search for what became of others.
@@ -21,14 +21,7 @@ impl Engine for Idle {
     fn reset(&mut self) {}
 
     fn run(&mut self, _: &dyn Bus, job: &PcJob) -> JobOutcome {
-        JobOutcome {
-            end: JobEnd::Done,
-            tasks_done: job.tasks,
-            int_status: job.int_mask,
-            modelled_us: 0.0,
-            diagnoses: Vec::new(),
-            stats: JobStats::default(),
-        }
+        JobOutcome::done(job)
     }
 
     fn is_instant(&self) -> bool {
