@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How much faster a pack is loaded than made. Measured on this host, with the emulated board's memory for the NPU's. Time of
-//! all processors beside wall time: on a host that does other work too, only the former says much.
+//! all processors beside wall time: on a host that does other work too, only the former says much. Loading ends when all
+//! products can be asked for; stored int4 may still become int8 then, so the time until all weights are ready is beside it.
 //!
 //! `cargo run --release -p ork-cli --example pack_load [LAYERS]`: layers of 576 x 1536 as SmolLM2-135M has them.
 #![expect(clippy::print_stdout, reason = "a benchmark")]
@@ -41,6 +42,12 @@ const LAYER: [(&str, usize, usize); 7] = [
 struct Spent {
     wall: f64,
     processors: f64,
+}
+
+impl Spent {
+    fn min(self, other: Self) -> Self {
+        Self { wall: self.wall.min(other.wall), processors: self.processors.min(other.processors) }
+    }
 }
 
 fn spent<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, Spent)> {
@@ -88,25 +95,32 @@ fn main() -> Result<()> {
             source_bytes as f64 / packing.wall / 1e9
         );
         for (place, words) in [(TilePlace::InPlace, "as the board can"), (TilePlace::Copy, "copied")] {
-            let mut best = Spent { wall: f64::INFINITY, processors: f64::INFINITY };
+            let worst = Spent { wall: f64::INFINITY, processors: f64::INFINITY };
+            let (mut best, mut best_ready) = (worst, worst);
             let mut in_place = 0;
             for _ in 0..5 {
                 let options = DeviceOptions { kind: DeviceKind::Sim, ..DeviceOptions::default() };
                 let residency = ResidencyOptions { tiles: place, ..ResidencyOptions::default() };
                 let options_of_driver = DriverOptions { residency, ..DriverOptions::default() };
                 let driver = Driver::new(Device::open(&options)?, options_of_driver)?;
-                let (_weights, loading) = spent(|| load(&driver, &path, layers))?;
-                best.wall = best.wall.min(loading.wall);
-                best.processors = best.processors.min(loading.processors);
+                let ((loading, _weights), ready) = spent(|| {
+                    let (weights, loading) = spent(|| load(&driver, &path, layers))?;
+                    weights.iter().try_for_each(Weight::make_ready)?;
+                    Ok((loading, weights))
+                })?;
+                best = best.min(loading);
+                best_ready = best_ready.min(ready);
                 in_place = driver.device().counters().buffers_imported;
             }
             println!(
-                "  {words} ({in_place} weights in place): loading {:.4} s wall, {:.4} s of all processors; {:.0} and {:.0} times \
-                 faster than packing",
+                "  {words} ({in_place} weights in place): loading {:.4} s wall, {:.0} times faster than packing; all ready after \
+                 {:.4} s wall and {:.4} s of all processors, {:.0} and {:.0} times",
                 best.wall,
-                best.processors,
                 packing.wall / best.wall,
-                packing.processors / best.processors
+                best_ready.wall,
+                best_ready.processors,
+                packing.wall / best_ready.wall,
+                packing.processors / best_ready.processors
             );
         }
     }

@@ -110,7 +110,9 @@ impl Pool {
         }
         let occupied = len.checked_next_multiple_of(ALIGN_BYTES).ok_or(DeviceError::Length { len })?;
         let mut inside = self.0.lock();
-        let known = inside.slabs.iter_mut().find_map(|(id, pooled)| Some((*id, pooled.free.take(occupied)?)));
+        // The newest first: it is mapped, and mapping an older one again for a gap in it costs more than the gap is worth.
+        let known =
+            inside.slabs.iter_mut().rev().find_map(|(id, pooled)| Some((*id, pooled.free.take(occupied)?)));
         let (id, range) = match known {
             Some(found) => found,
             None => {

@@ -11,10 +11,13 @@
 //!
 //! The least recently used weight makes room. The weights of a model are used in the same order again and again, so
 //! what followed a weight the last time is brought in by another thread while the NPU works with it.
+//!
+//! The same thread makes int8 of stored int4 in device memory, so that loading does not wait for it ([`Upload`]).
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -23,8 +26,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 mod pinned;
+mod upload;
 
 pub(crate) use pinned::{Pin, Pinned, Weights};
+
+use upload::{Rest, Upload};
 
 use crate::tiles::{FileRange, TileBytes, Unpack};
 
@@ -73,7 +79,7 @@ pub struct ResidencyOptions {
     pub backing: StreamBacking,
     /// Device memory for streamed weights, in bytes.
     pub window_bytes: u64,
-    /// Bring in the next weight while one is used.
+    /// Bring in the next weight while one is used, and go on loading while stored int4 becomes int8: with one more thread.
     pub prefetch: bool,
     /// Where the tiles of a pack are.
     pub tiles: TilePlace,
@@ -124,8 +130,17 @@ type Id = u64;
 pub(crate) struct Residency {
     inside: Arc<Inside>,
     /// Asks for weights to be brought in. Closing it ends the thread.
-    ahead: Option<Sender<Id>>,
+    ahead: Option<Sender<Ahead>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What can be done ahead of time.
+#[derive(Debug)]
+enum Ahead {
+    /// A streamed weight may be used soon.
+    Bring(Id),
+    /// A resident one lacks its bytes.
+    Upload(Arc<Rest>),
 }
 
 #[derive(Debug)]
@@ -134,6 +149,8 @@ struct Inside {
     options: ResidencyOptions,
     state: Mutex<State>,
     changed: Condvar,
+    /// Nothing is to be done ahead of time any more.
+    closing: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -230,6 +247,7 @@ impl Residency {
             options: options.clone(),
             state: Mutex::default(),
             changed: Condvar::new(),
+            closing: AtomicBool::new(false),
         });
         Ok(Self { inside, ahead: None, thread: None })
     }
@@ -321,13 +339,23 @@ impl Residency {
         if let Some(place) = self.in_place(device_bytes, unpack, &**tiles)? {
             return Ok(place);
         }
-        let mut room = self.room(device_bytes)?;
+        let room = self.room(device_bytes)?;
         if matches!(room, Room::Ram(_)) {
             // Its pages were never touched.
             return Ok(self.streamed(Store::Tiles { bytes: Arc::clone(tiles), unpack }));
         }
-        unpack.write(tiles.bytes(), room.bytes_mut());
-        self.settle(room)
+        match (room, &self.ahead) {
+            (Room::Resident(buffer), Some(ahead)) if unpack != Unpack::Copy => {
+                let upload = Upload::new(buffer, Arc::clone(tiles), unpack);
+                // Without the thread it is done when the weight is used.
+                let _ = ahead.send(Ahead::Upload(upload.rest()));
+                Ok(Place::Uploading(upload))
+            }
+            (mut room, _) => {
+                unpack.write(tiles.bytes(), room.bytes_mut());
+                self.settle(room)
+            }
+        }
     }
 
     /// Makes what was written into a room a weight.
@@ -364,7 +392,7 @@ impl Residency {
             inside.bring(id, Need::Now)?.expect("the lease keeps the weight, and a use waits for room");
         if let (Some(next), Some(ahead)) = (next, &self.ahead) {
             // A thread that is gone brings nothing in.
-            let _ = ahead.send(next);
+            let _ = ahead.send(Ahead::Bring(next));
         }
         Ok(Pin { inside, slot, memory })
     }
@@ -373,16 +401,24 @@ impl Residency {
 impl Drop for Residency {
     fn drop(&mut self) {
         self.ahead = None;
+        self.inside.closing.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn bring_ahead(inside: &Inside, asked: &Receiver<Id>) {
-    while let Ok(id) = asked.recv() {
+fn bring_ahead(inside: &Inside, asked: &Receiver<Ahead>) {
+    while let Ok(ahead) = asked.recv() {
+        if inside.closing.load(Relaxed) {
+            return;
+        }
+        let result = match ahead {
+            Ahead::Bring(id) => inside.bring(id, Need::Later).map(|_| ()),
+            Ahead::Upload(rest) => rest.make(),
+        };
         // What cannot be had now is tried again when it is used, where the error goes to somebody.
-        if let Err(error) = inside.bring(id, Need::Later) {
+        if let Err(error) = result {
             tracing::debug!(%error, "cannot bring a weight in ahead of time");
         }
     }
@@ -585,6 +621,8 @@ impl Room {
 #[derive(Debug)]
 pub(crate) enum Place {
     Resident(ResidentBuffer),
+    /// In device memory, where its bytes may still be missing.
+    Uploading(Upload),
     Streamed(Lease),
 }
 
@@ -625,6 +663,7 @@ impl Place {
     pub(crate) fn pin(&self) -> Result<Pinned<'_>> {
         match self {
             Self::Resident(buffer) => Ok(Pinned::Resident(buffer)),
+            Self::Uploading(upload) => upload.buffer().map(Pinned::Resident),
             Self::Streamed(lease) => lease.residency.pin(lease.id).map(Pinned::Streamed),
         }
     }

@@ -87,19 +87,21 @@ impl Unpack {
     pub(crate) fn write(self, stored: &[u8], target: &mut [u8]) {
         /// Bytes of the target for one thread at a time: what a second-level cache holds beside the source.
         const CHUNK: usize = 1 << 18;
+        let stored_chunk = match self {
+            Self::Copy => CHUNK,
+            Self::Inflate(_) => CHUNK / 2,
+            Self::InflateGroups => CHUNK / GROUP * GROUP_BYTES,
+        };
+        let chunks = target.par_chunks_mut(CHUNK).zip(stored.par_chunks(stored_chunk));
+        chunks.for_each(|(target, stored)| self.write_alone(stored, target));
+    }
+
+    /// Makes them, with this thread.
+    pub(crate) fn write_alone(self, stored: &[u8], target: &mut [u8]) {
         match self {
-            Self::Copy => target
-                .par_chunks_mut(CHUNK)
-                .zip(stored.par_chunks(CHUNK))
-                .for_each(|(target, stored)| target.copy_from_slice(stored)),
-            Self::Inflate(codebook) => target
-                .par_chunks_mut(CHUNK)
-                .zip(stored.par_chunks(CHUNK / 2))
-                .for_each(|(target, stored)| inflate(stored, codebook, codes_of(target))),
-            Self::InflateGroups => target
-                .par_chunks_mut(CHUNK)
-                .zip(stored.par_chunks(CHUNK / GROUP * GROUP_BYTES))
-                .for_each(|(target, stored)| inflate_groups(stored, codes_of(target))),
+            Self::Copy => target.copy_from_slice(stored),
+            Self::Inflate(codebook) => inflate(stored, codebook, codes_of(target)),
+            Self::InflateGroups => inflate_groups(stored, codes_of(target)),
         }
     }
 }
@@ -153,7 +155,8 @@ impl Tiles {
 impl Driver {
     /// Uploads a weight whose tiles lie ready: nothing is quantised or laid out again.
     ///
-    /// `i4a8` becomes int8 once, on its way into device memory; a streamed one stays nibbles in RAM and becomes int8 each
+    /// `i4a8` becomes int8 once, on its way into device memory: by another thread, which a product that needs it earlier does not
+    /// wait for, and [`Weight::make_ready`] does. A streamed one stays nibbles in RAM and becomes int8 each
     /// time that it is brought in, which halves what is read. Products by it bring their activations into its basis.
     ///
     /// # Errors

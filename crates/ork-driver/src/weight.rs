@@ -62,6 +62,15 @@ impl Weight {
         self.layout.bytes()
     }
 
+    /// Waits until its bytes are in device memory, as its first product would: stored int4 becomes int8 behind the loading. A
+    /// streamed one is brought in.
+    ///
+    /// # Errors
+    /// [`DriverError::Hold`].
+    pub fn make_ready(&self) -> Result<(), DriverError> {
+        self.pin().map(drop)
+    }
+
     pub(crate) fn layout(&self) -> &WeightLayout {
         &self.layout
     }

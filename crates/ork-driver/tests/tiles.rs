@@ -5,7 +5,8 @@
 mod support;
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 
 use ork_device::{Board, Device, DeviceOptions, DriverKind, EmuOptions};
 use ork_driver::{
@@ -461,6 +462,111 @@ fn an_activation_that_is_no_number_is_named_before_it_is_turned() {
         driver.matmul(&mut MatmulGroup { m: 2, x: &x, parts: vec![(&weight, &mut out)] }).unwrap_err();
     let source = std::error::Error::source(&error).unwrap().to_string();
     assert!(source.contains("row 1: element 7"), "{source}");
+}
+
+/// Stored int4 that the thread for weights reads when it may.
+#[derive(Debug)]
+struct Gated {
+    bytes: Arc<dyn TileBytes>,
+    may_read: Mutex<bool>,
+    changed: Condvar,
+    /// Reads of that thread.
+    reads: AtomicU64,
+}
+
+impl Gated {
+    fn new(bytes: &Arc<dyn TileBytes>) -> Arc<Self> {
+        let (may_read, changed) = (Mutex::new(false), Condvar::new());
+        Arc::new(Self { bytes: Arc::clone(bytes), may_read, changed, reads: AtomicU64::new(0) })
+    }
+
+    fn open(&self) {
+        *self.may_read.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+
+    fn reads(&self) -> u64 {
+        self.reads.load(Ordering::SeqCst)
+    }
+}
+
+impl TileBytes for Gated {
+    fn bytes(&self) -> &[u8] {
+        if std::thread::current().name() == Some("npu-weights") {
+            self.reads.fetch_add(1, Ordering::SeqCst);
+            let closed = self.changed.wait_while(self.may_read.lock().unwrap(), |may_read| !*may_read);
+            drop(closed.unwrap());
+        }
+        self.bytes.bytes()
+    }
+}
+
+/// Weights of stored int4 with different rows, and what each has to give.
+fn stored_weights(count: usize, (k, n): (usize, usize)) -> (Vec<f32>, Vec<(Plain, Arc<Gated>)>) {
+    let (x, w) = operands(Shape::new(2, k as u32, n as u32));
+    let weights = (0..count).map(|index| {
+        let rows: Vec<f32> = w.iter().map(|x| x * (index as f32 + 1.0)).collect();
+        let tier = [UNIFORM, Tier::I4A8Group, NF4_TIER][index % 3];
+        let mut plain = plain(tier, (k, n), &[k as u32], &rows, Basis::identity(k).unwrap());
+        let gated = Gated::new(&plain.tiles.bytes);
+        plain.tiles.bytes = Arc::<Gated>::clone(&gated);
+        (plain, gated)
+    });
+    (x, weights.collect())
+}
+
+/// A weight that is needed before its turn is made by who needs it; the thread does the others, each once.
+#[test]
+fn loading_does_not_wait_for_stored_int4() {
+    let (k, n) = (576usize, 96usize);
+    let (x, weights) = stored_weights(3, (k, n));
+    let (driver, board) = driver(DriverKind::Rknpu, 3, DriverOptions::default());
+    let loaded: Vec<Weight> =
+        weights.iter().map(|(plain, _)| driver.load_tiles("w", plain.tiles.clone()).unwrap()).collect();
+    // The thread is busy with the first one, or has not begun.
+    for index in [1, 2] {
+        assert_close(&multiply(&driver, &loaded[index], 2, &x), &product(&weights[index].0, &x, k), "early");
+    }
+    weights[0].1.open();
+    loaded[0].make_ready().unwrap();
+    assert_close(&multiply(&driver, &loaded[0], 2, &x), &product(&weights[0].0, &x, k), "in turn");
+    drop((loaded, driver));
+    let reads: Vec<u64> = weights.iter().map(|(_, gated)| gated.reads()).collect();
+    assert!(reads[0] <= 1 && reads[1..] == [0, 0], "{reads:?}");
+    assert_eq!(board.take_findings(), []);
+    support::assert_nothing_lives(&board);
+
+    // Without the thread loading does it all.
+    let residency = ResidencyOptions { prefetch: false, ..ResidencyOptions::default() };
+    let (driver, _board) =
+        self::driver(DriverKind::Rknpu, 3, DriverOptions { residency, ..DriverOptions::default() });
+    let weight = driver.load_tiles("w", weights[1].0.tiles.clone()).unwrap();
+    assert_close(&multiply(&driver, &weight, 2, &x), &product(&weights[1].0, &x, k), "without a thread");
+    assert_eq!(Arc::strong_count(&weights[1].1), 2, "what was made is not kept twice");
+}
+
+/// What is dropped before its turn is never made, and gives its memory back at once.
+#[test]
+fn weights_that_are_gone_are_not_made() {
+    let (_, weights) = stored_weights(3, (576, 96));
+    let (driver, board) = driver(DriverKind::Rknpu, 3, DriverOptions::default());
+    let mut loaded: Vec<Weight> =
+        weights.iter().map(|(plain, _)| driver.load_tiles("w", plain.tiles.clone()).unwrap()).collect();
+    while weights[0].1.reads() == 0 {
+        std::thread::yield_now();
+    }
+    let left: u64 = loaded[0].device_bytes();
+    loaded.truncate(1);
+    assert_eq!(driver.device().weight_bytes()[0], left, "the two that wait");
+    std::thread::scope(|scope| {
+        // Dropping the driver waits for the thread.
+        let dropping = scope.spawn(|| drop((loaded, driver)));
+        weights[0].1.open();
+        dropping.join().unwrap();
+    });
+    let reads: Vec<u64> = weights.iter().map(|(_, gated)| gated.reads()).collect();
+    assert_eq!(reads, [1, 0, 0]);
+    support::assert_nothing_lives(&board);
 }
 
 /// Tiles in a file, as a mapped pack has them: from the second page on, and the last page only begun.

@@ -108,10 +108,13 @@ pub trait FdTable: Send + Sync + fmt::Debug {
 /// Real descriptors of this process.
 #[derive(Default)]
 pub struct HostFds {
-    table: Mutex<BTreeMap<RawFd, (KernelFile, Identity)>>,
+    table: Mutex<BTreeMap<RawFd, KernelFile>>,
     /// Every file that still exists, for duplicates that outlive the descriptor they were made of.
-    known: Mutex<Vec<(Identity, WeakFile)>>,
+    known: Mutex<Vec<WeakFile>>,
 }
+
+/// With so many descriptors in the table it is time to look which of them the program has closed by itself.
+const MANY_DESCRIPTORS: usize = 64;
 
 /// A file that may be gone.
 enum WeakFile {
@@ -142,8 +145,8 @@ impl WeakFile {
     }
 }
 
-/// What tells a descriptor from others, also after `dup`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What tells a descriptor from others, also after `dup`. Asking for it takes several system calls.
+#[derive(Debug, PartialEq, Eq)]
 enum Identity {
     Inode(u64, u64),
     /// All eventfds share an inode.
@@ -164,19 +167,22 @@ impl Identity {
         // SAFETY: a live struct to fill.
         (unsafe { libc::fstat(fd, &mut stat) } == 0).then_some(Self::Inode(stat.st_dev, stat.st_ino))
     }
+
+    /// Whether this is the identity of a file.
+    fn is_of(&self, file: &KernelFile) -> bool {
+        Self::of(file.as_fd().as_raw_fd()).as_ref() == Some(self)
+    }
 }
 
 impl HostFds {
-    /// Closes a descriptor that [`install`](FdTable::install) gave.
+    /// Closes a descriptor that [`install`](FdTable::install) gave: whatever the number means by now, as close(2) does.
     ///
     /// # Errors
     /// `EBADF` for any other number.
     pub fn close(&self, fd: RawFd) -> Result<(), Errno> {
-        let (file, identity) = self.table.lock().remove(&fd).ok_or(Errno::EBADF)?;
-        if Identity::of(fd).as_ref() == Some(&identity) {
-            // SAFETY: the number was given out for exactly this file, and still means it.
-            unsafe { libc::close(fd) };
-        }
+        let file = self.table.lock().remove(&fd).ok_or(Errno::EBADF)?;
+        // SAFETY: the number was given out here, and the caller does not use it any more.
+        unsafe { libc::close(fd) };
         drop(file);
         Ok(())
     }
@@ -184,11 +190,10 @@ impl HostFds {
     /// Forgets descriptors that the program closed by itself.
     pub(crate) fn sweep(&self) {
         let mut table = self.table.lock();
-        let gone: Vec<RawFd> = table
-            .iter()
-            .filter(|(fd, (_, identity))| Identity::of(**fd).as_ref() != Some(identity))
-            .map(|(fd, _)| *fd)
-            .collect();
+        let is_gone = |(fd, file): &(&RawFd, &KernelFile)| {
+            !Identity::of(**fd).is_some_and(|identity| identity.is_of(file))
+        };
+        let gone: Vec<RawFd> = table.iter().filter(is_gone).map(|(fd, _)| *fd).collect();
         let files: Vec<_> = gone.iter().filter_map(|fd| table.remove(fd)).collect();
         drop(table);
         drop(files);
@@ -197,28 +202,35 @@ impl HostFds {
 
 impl FdTable for HostFds {
     fn install(&self, file: KernelFile, cloexec: bool) -> Result<RawFd, Errno> {
-        self.sweep();
+        // A fence comes and goes with each job; what a program left of others may be large.
+        if matches!(file, KernelFile::DmaBuf(_)) || self.table.lock().len() >= MANY_DESCRIPTORS {
+            self.sweep();
+        }
         let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
         // SAFETY: a plain call on an open descriptor.
         let fd = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), command, 0) };
         if fd < 0 {
             return Err(Errno::from_io(&io::Error::last_os_error()));
         }
-        let identity = Identity::of(fd).ok_or(Errno::EBADF)?;
         let mut known = self.known.lock();
-        // A file that is gone may have left its inode to this one.
-        known.retain(|(other, weak)| *other != identity && weak.exists());
-        known.push((identity.clone(), WeakFile::of(&file)));
+        known.retain(WeakFile::exists);
+        known.push(WeakFile::of(&file));
         drop(known);
-        self.table.lock().insert(fd, (file, identity));
+        // What had this number before was closed by the program.
+        let gone = self.table.lock().insert(fd, file);
+        drop(gone);
         Ok(fd)
     }
 
     fn resolve(&self, fd: RawFd) -> Result<KernelFile, Errno> {
         let identity = Identity::of(fd).ok_or(Errno::EBADF)?;
+        let own = self.table.lock().get(&fd).cloned();
+        if let Some(file) = own.filter(|file| identity.is_of(file)) {
+            return Ok(file);
+        }
         let known = self.known.lock();
-        let file = known.iter().find(|(known, _)| *known == identity).and_then(|(_, weak)| weak.upgrade());
-        file.ok_or(Errno::EINVAL)
+        let mut files = known.iter().filter_map(WeakFile::upgrade);
+        files.find(|file| identity.is_of(file)).ok_or(Errno::EINVAL)
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::codebook::{Codebook, Rounding};
 use crate::kernels::finite_abs_max;
+use crate::stored_product::StoredKernels;
 use crate::{QuantError, Scale};
 
 /// Fractions of absmax that the importance-weighted search tries, in this order.
@@ -106,9 +107,5 @@ pub fn pack_nibbles(nibbles: &[u8], bytes: &mut [u8]) {
 /// If `codes` does not hold two codes per byte.
 pub fn inflate(bytes: &[u8], codebook: Codebook, codes: &mut [i8]) {
     assert_eq!(codes.len(), bytes.len() * 2, "two codes per byte");
-    let table = codebook.int8();
-    let pairs: [[i8; 2]; 256] = std::array::from_fn(|byte| [table[byte & 15], table[byte >> 4]]);
-    for (pair, byte) in codes.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
-        *pair = pairs[usize::from(*byte)];
-    }
+    StoredKernels::detect().inflate(bytes, codebook.int8(), codes);
 }

@@ -77,7 +77,7 @@ impl StoredKernels {
 
     /// Turns nibbles into the codes of a table, the even element from the low half of a byte. `codes` may have one
     /// element less than two for each byte.
-    fn inflate(self, bytes: &[u8], table: &[i8; 16], codes: &mut [i8]) {
+    pub(crate) fn inflate(self, bytes: &[u8], table: &[i8; 16], codes: &mut [i8]) {
         assert_eq!(bytes.len(), codes.len().div_ceil(2), "two codes per byte");
         match self.0 {
             Isa::Scalar => scalar::inflate(bytes, table, codes),
