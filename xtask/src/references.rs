@@ -41,16 +41,18 @@ fn entries(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether `crate/file::test` names a test: `crates/crate/tests/file.rs`, or `crate/src/file::test` a unit test.
+/// Whether `crate/file::test` names a test: `crates/crate/tests/all/file.rs` or `crates/crate/tests/file.rs`, or
+/// `crate/src/file::test` a unit test.
 fn test_exists(root: &Path, name: &str) -> bool {
     let Some((place, test)) = name.split_once("::") else { return false };
     let Some((krate, file)) = place.split_once('/') else { return false };
     let folder = root.join("crates").join(krate);
-    let path = match file.strip_prefix("src/") {
-        Some(file) => folder.join("src").join(file),
-        None => folder.join("tests").join(file),
+    let paths = match file.strip_prefix("src/") {
+        Some(file) => vec![folder.join("src").join(file)],
+        None => vec![folder.join("tests/all").join(file), folder.join("tests").join(file)],
     };
-    let Ok(text) = std::fs::read_to_string(path.with_extension("rs")) else { return false };
+    let text = paths.iter().find_map(|path| std::fs::read_to_string(path.with_extension("rs")).ok());
+    let Some(text) = text else { return false };
     let declared = format!("fn {test}(");
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     lines.iter().enumerate().any(|(at, line)| {

@@ -270,7 +270,7 @@ pub const OPTIONS: &[OptionDef] = &[
     keyed("driver.residency.backing", "copy|map", "Copy streamed weights into slots, or map them from dma-bufs"),
     keyed("driver.residency.tiles", "in-place|copy", "Tiles of a pack: used where they lie if the kernel can, or copied into device memory as a board does"),
     keyed("driver.residency.window_bytes", "BYTES", "Device memory for streamed weights"),
-    keyed("driver.residency.prefetch", "true|false", "Bring in the next streamed weight while one is used, and inflate stored int4 while loading goes on"),
+    keyed("driver.residency.prefetch", "true|false", "Bring in the next streamed weight while one is used, and the tiles of a pack behind its loading"),
     keyed("driver.verify", "off|product", "Check each row of int8 products on the CPU, for a small part of their cost"),
     keyed("driver.plan.cores", "N", "Cores that plans use; 0 for all in use"),
     keyed("driver.plan.scratch_bytes_max", "BYTES", "Largest feature or output buffer; larger products run in passes"),

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
 #![allow(clippy::print_stdout, reason = "a child talks to its parent")]
 
-#[path = "support/mod.rs"]
+#[path = "all/support/mod.rs"]
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};

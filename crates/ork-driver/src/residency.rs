@@ -12,7 +12,8 @@
 //! The least recently used weight makes room. The weights of a model are used in the same order again and again, so
 //! what followed a weight the last time is brought in by another thread while the NPU works with it.
 //!
-//! The same thread makes int8 of stored int4 in device memory, so that loading does not wait for it ([`Upload`]).
+//! The same thread copies the tiles of a pack into device memory, and makes int8 of stored int4 there, so that loading does
+//! not wait for it ([`Upload`]).
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -79,7 +80,7 @@ pub struct ResidencyOptions {
     pub backing: StreamBacking,
     /// Device memory for streamed weights, in bytes.
     pub window_bytes: u64,
-    /// Bring in the next weight while one is used, and go on loading while stored int4 becomes int8: with one more thread.
+    /// Bring in the next weight while one is used, and the tiles of a pack behind its loading: with one more thread.
     pub prefetch: bool,
     /// Where the tiles of a pack are.
     pub tiles: TilePlace,
@@ -345,7 +346,7 @@ impl Residency {
             return Ok(self.streamed(Store::Tiles { bytes: Arc::clone(tiles), unpack }));
         }
         match (room, &self.ahead) {
-            (Room::Resident(buffer), Some(ahead)) if unpack != Unpack::Copy => {
+            (Room::Resident(buffer), Some(ahead)) => {
                 let upload = Upload::new(buffer, Arc::clone(tiles), unpack);
                 // Without the thread it is done when the weight is used.
                 let _ = ahead.send(Ahead::Upload(upload.rest()));

@@ -155,9 +155,9 @@ impl Tiles {
 impl Driver {
     /// Uploads a weight whose tiles lie ready: nothing is quantised or laid out again.
     ///
-    /// `i4a8` becomes int8 once, on its way into device memory: by another thread, which a product that needs it earlier does not
-    /// wait for, and [`Weight::make_ready`] does. A streamed one stays nibbles in RAM and becomes int8 each
-    /// time that it is brought in, which halves what is read. Products by it bring their activations into its basis.
+    /// They are copied, and `i4a8` becomes int8, by another thread. A product that needs the weight earlier does it itself, and
+    /// [`Weight::make_ready`] waits for it. A streamed one stays as it is stored and is copied or becomes int8 each time that it
+    /// is brought in, which halves what is read of `i4a8`. Products by it bring their activations into its basis.
     ///
     /// # Errors
     /// [`DriverError::Tiles`] and [`DriverError::Layout`] if they do not fit together, [`DriverError::Declined`] if the

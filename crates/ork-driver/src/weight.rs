@@ -62,7 +62,7 @@ impl Weight {
         self.layout.bytes()
     }
 
-    /// Waits until its bytes are in device memory, as its first product would: stored int4 becomes int8 behind the loading. A
+    /// Waits until its bytes are in device memory, as its first product would: those of a pack arrive behind its loading. A
     /// streamed one is brought in.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! A program that is killed at any moment does not harm the next one.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "all/support/mod.rs"]
 mod support;
 
 /// Not a test of its own: what the killed process runs.

@@ -2,6 +2,7 @@
 //! The slow tier: `cargo test --release -p ork-driver --features slow --test slow`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "all/support/mod.rs"]
 mod support;
 
 use ork_testkit::{Budget, cases};

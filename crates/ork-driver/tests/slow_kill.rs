@@ -2,6 +2,7 @@
 //! The slow tier of `kill`: `cargo test --release -p ork-driver --features slow --test slow_kill`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "all/support/mod.rs"]
 mod support;
 
 /// Not a test of its own: what the killed process runs.

@@ -2,6 +2,7 @@
 //! The slow tier of every precision: `cargo test --release -p ork-driver --features slow --test slow_precisions`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "all/support/mod.rs"]
 mod support;
 
 use ork_plan::Product;

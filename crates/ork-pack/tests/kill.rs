@@ -2,6 +2,7 @@
 //! A writer that is killed at any moment leaves nothing that loads, and the next one completes it.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "all/common/mod.rs"]
 mod common;
 
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@
 //! Host time of the model, not silicon time. `cargo bench -p ork-sim`.
 #![allow(clippy::print_stdout, clippy::unwrap_used, missing_docs, reason = "a bench prints its table")]
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/all/common/mod.rs"]
 mod common;
 
 use std::time::Instant;

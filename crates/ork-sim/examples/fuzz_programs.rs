@@ -17,7 +17,7 @@
     reason = "a tool of its own, and support that it shares with tests"
 )]
 
-#[path = "../tests/common/fuzz.rs"]
+#[path = "../tests/all/common/fuzz.rs"]
 mod fuzz;
 
 use std::collections::BTreeMap;

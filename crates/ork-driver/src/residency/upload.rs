@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Device memory that a weight has, and the bytes that it still lacks.
 //!
-//! Making int8 of stored int4 takes longer than all else of loading a pack. So it is done by a thread, weight by weight in
-//! the order of loading, while loading goes on; whoever uses a weight before its turn makes it at once, or waits for the
-//! thread that does.
+//! Copying tiles, and making int8 of stored int4, takes longer than all else of loading a pack. So it is done by a thread,
+//! weight by weight in the order of loading, while loading goes on; whoever uses a weight before its turn makes it at once, or
+//! waits for the thread that does.
 
 use std::sync::{Arc, OnceLock};
 

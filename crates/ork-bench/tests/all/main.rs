@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The tests of this crate that can share a process, in one program: linking one each took minutes.
+
+mod board;
+mod report;

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The tests of this crate that can share a process, in one program: linking one each took minutes.
+
+mod buffers;
+mod faults;
+mod matmul;
+mod memory;
+mod open;
+mod rounds;
+mod short_rounds;
+mod support;

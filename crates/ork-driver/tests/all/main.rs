@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The tests of this crate that can share a process, in one program: linking one each took minutes.
+
+mod datapath;
+mod draw;
+mod fault_run;
+mod float_products;
+mod kernels;
+mod law_witness;
+mod modelled_time;
+mod precisions;
+mod precompiled;
+mod queue;
+mod random_products;
+mod residency;
+mod rules;
+mod support;
+mod tiles;
+mod timeline;
+mod witness;

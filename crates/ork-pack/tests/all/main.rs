@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The tests of this crate that can share a process, in one program: linking one each took minutes.
+
+mod common;
+mod compat;
+mod damage;
+mod imatrix;
+mod pack;
+mod statistics;

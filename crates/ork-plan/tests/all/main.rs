@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The tests of this crate that can share a process, in one program: linking one each took minutes.
+
+mod common;
+mod laws;
+mod plans;
+mod precisions;
