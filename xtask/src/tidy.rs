@@ -69,7 +69,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
 
 /// Additional arrows for tests alone, where two witnesses meet.
 const TEST_ONLY: &[(&str, &[&str])] = &[
-    ("ork-driver", &["ork-sim", "ork-emu"]),
+    // Calls of the kernel are made to fail.
+    ("ork-driver", &["ork-sim", "ork-emu", "ork-drm", "ork-rknpu"]),
     ("ork-device", &["ork-sim", "ork-emu"]),
     ("ork-isa", &["ork-conformance"]),
     ("ork-sim", &["ork-conformance"]),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How much faster a pack is loaded than made. Measured on this host, with the emulated board's memory for the NPU's. Time of
 //! all processors beside wall time: on a host that does other work too, only the former says much. Loading ends when all
-//! products can be asked for; stored int4 may still become int8 then, so the time until all weights are ready is beside it.
+//! products can be asked for; what is not used in place may still be on its way then, so the time until all is ready is beside it.
 //!
 //! `cargo run --release -p ork-cli --example pack_load [LAYERS]`: layers of 576 x 1536 as SmolLM2-135M has them.
 #![expect(clippy::print_stdout, reason = "a benchmark")]

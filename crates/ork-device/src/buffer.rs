@@ -392,7 +392,8 @@ impl DmaBuffer {
     #[must_use]
     pub fn host_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for `host`; `flush`, which reads the bytes, cannot run while they are borrowed mutably. Where the
-        // kernel maintains whole objects, pooled ones are only ever cleaned, which changes no byte of the CPU's.
+        // kernel maintains whole objects, pooled ones are only ever cleaned, which changes no byte of the CPU's; an emulated
+        // kernel reads them for that, so who fills pooled buffers there does it with one thread (`Residency::place_tiles`).
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.region.len as usize) }
     }
 

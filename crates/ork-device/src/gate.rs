@@ -62,7 +62,9 @@ impl DomainGate {
                 break;
             }
             let deadline = *deadline.get_or_insert_with(|| Instant::now() + limit);
-            if self.changed.wait_until(&mut state, deadline).timed_out() {
+            let late = self.changed.wait_until(&mut state, deadline).timed_out();
+            // The last user may have left at that moment.
+            if late && !state.closed && state.users != 0 && state.live != domain {
                 return Err(Refusal::Occupied(state.live));
             }
         }

@@ -15,11 +15,10 @@
 //! The same thread copies the tiles of a pack into device memory, and makes int8 of stored int4 there, so that loading does
 //! not wait for it ([`Upload`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
 use ork_device::{Device, DeviceError, DmaBuffer, DomainId, Feature, HeapBuffer, Purpose, ResidentBuffer};
@@ -150,8 +149,6 @@ struct Inside {
     options: ResidencyOptions,
     state: Mutex<State>,
     changed: Condvar,
-    /// Nothing is to be done ahead of time any more.
-    closing: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -248,7 +245,6 @@ impl Residency {
             options: options.clone(),
             state: Mutex::default(),
             changed: Condvar::new(),
-            closing: AtomicBool::new(false),
         });
         Ok(Self { inside, ahead: None, thread: None })
     }
@@ -346,7 +342,10 @@ impl Residency {
             return Ok(self.streamed(Store::Tiles { bytes: Arc::clone(tiles), unpack }));
         }
         match (room, &self.ahead) {
-            (Room::Resident(buffer), Some(ahead)) => {
+            // Where a flush is one of the whole object it must not meet who fills another part of it.
+            (Room::Resident(buffer), Some(ahead))
+                if self.inside.device.features().has(Feature::RangeSync) =>
+            {
                 let upload = Upload::new(buffer, Arc::clone(tiles), unpack);
                 // Without the thread it is done when the weight is used.
                 let _ = ahead.send(Ahead::Upload(upload.rest()));
@@ -402,7 +401,6 @@ impl Residency {
 impl Drop for Residency {
     fn drop(&mut self) {
         self.ahead = None;
-        self.inside.closing.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -410,17 +408,31 @@ impl Drop for Residency {
 }
 
 fn bring_ahead(inside: &Inside, asked: &Receiver<Ahead>) {
-    while let Ok(ahead) = asked.recv() {
-        if inside.closing.load(Relaxed) {
-            return;
-        }
-        let result = match ahead {
-            Ahead::Bring(id) => inside.bring(id, Need::Later).map(|_| ()),
-            Ahead::Upload(rest) => rest.make(),
+    // Of the weights that may be used soon only the newest: the others' time has come or gone.
+    let (mut next, mut uploads) = (None, VecDeque::new());
+    loop {
+        let asked_now = if next.is_none() && uploads.is_empty() {
+            asked.recv().map_err(|_| TryRecvError::Disconnected)
+        } else {
+            asked.try_recv()
         };
-        // What cannot be had now is tried again when it is used, where the error goes to somebody.
-        if let Err(error) = result {
-            tracing::debug!(%error, "cannot bring a weight in ahead of time");
+        match asked_now {
+            Ok(Ahead::Bring(id)) => next = Some(id),
+            Ok(Ahead::Upload(rest)) => uploads.push_back(rest),
+            // What is left to do ahead of time is left.
+            Err(TryRecvError::Disconnected) => return,
+            Err(TryRecvError::Empty) => {
+                let result = match next.take() {
+                    Some(id) => inside.bring(id, Need::Later).map(|_| ()),
+                    None => uploads.pop_front().map_or(Ok(()), |rest| rest.make()),
+                };
+                match result {
+                    Err(DeviceError::Closed) => return,
+                    // What cannot be had now is tried again when it is used, where the error goes to somebody.
+                    Err(error) => tracing::debug!(%error, "cannot bring a weight in ahead of time"),
+                    Ok(()) => {}
+                }
+            }
         }
     }
 }

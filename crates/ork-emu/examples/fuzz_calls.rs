@@ -5,7 +5,7 @@
 //! `--executions 1` it happens again.
 #![expect(clippy::print_stdout, clippy::exit, reason = "a tool for people")]
 
-#[path = "../tests/all/harness/mod.rs"]
+#[path = "../tests/harness/mod.rs"]
 mod harness;
 
 use std::time::Duration;

@@ -455,12 +455,17 @@ impl Inner {
         self.files.fetch_add(1, Relaxed) + 1
     }
 
+    /// Whether the machine has less memory than that.
+    pub(crate) fn is_short_of(&self, bytes: u64) -> bool {
+        let used = self.counts.dram_bytes.load(Relaxed);
+        used.checked_add(bytes).is_none_or(|all| all > self.options.memory_bytes)
+    }
+
     /// Memory of the machine.
     pub(crate) fn new_dram(&self, backing: Backing, len: u64) -> io::Result<Dram> {
         let no_memory = || io::Error::from_raw_os_error(libc::ENOMEM);
         let _one = self.allocating.lock();
-        let used = self.counts.dram_bytes.load(Relaxed);
-        if used.checked_add(len).is_none_or(|all| all > self.options.memory_bytes) {
+        if self.is_short_of(len) {
             return Err(no_memory());
         }
         let len = usize::try_from(len).map_err(|_| no_memory())?;

@@ -90,6 +90,9 @@ impl DmaBuf {
             Coherency::Shared => (Backing::Memfd, false),
             Coherency::Strict => (Backing::Private, true),
         };
+        if board.is_short_of(size) {
+            board.fds.forget_closed();
+        }
         let dram = board.new_dram(backing, size).map_err(no_memory)?;
         let view = if strict {
             let view = CpuView::new(Backing::Memfd, &dram, &board.counts.view_bytes);

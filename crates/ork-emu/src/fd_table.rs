@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::Weak;
+use std::sync::{Arc, OnceLock, Weak};
 
 use ork_drm::dma_buf::{self, DmaBufSync, DmaBufSyncFile};
 use ork_drm::{Errno, uapi as drm};
@@ -103,17 +103,30 @@ pub trait FdTable: Send + Sync + fmt::Debug {
     /// # Errors
     /// `EBADF` for a number that is no descriptor, `EINVAL` for one of another kind.
     fn resolve(&self, fd: RawFd) -> Result<KernelFile, Errno>;
+
+    /// Memory or descriptors are short: lets go of files whose descriptors the program closed without saying so.
+    fn forget_closed(&self) {}
 }
 
 /// Real descriptors of this process.
 #[derive(Default)]
 pub struct HostFds {
-    table: Mutex<BTreeMap<RawFd, KernelFile>>,
+    table: Mutex<Table>,
     /// Every file that still exists, for duplicates that outlive the descriptor they were made of.
-    known: Mutex<Vec<WeakFile>>,
+    known: Mutex<Vec<(WeakFile, KnownIdentity)>>,
 }
 
-/// With so many descriptors in the table it is time to look which of them the program has closed by itself.
+#[derive(Default)]
+struct Table {
+    files: BTreeMap<RawFd, (KernelFile, KnownIdentity)>,
+    /// With so many it is time to look which of them the program has closed by itself.
+    many: usize,
+}
+
+/// The identity of a file, asked for once.
+type KnownIdentity = Arc<OnceLock<Option<Identity>>>;
+
+/// What a table may grow to before it is swept.
 const MANY_DESCRIPTORS: usize = 64;
 
 /// A file that may be gone.
@@ -169,8 +182,8 @@ impl Identity {
     }
 
     /// Whether this is the identity of a file.
-    fn is_of(&self, file: &KernelFile) -> bool {
-        Self::of(file.as_fd().as_raw_fd()).as_ref() == Some(self)
+    fn is_of(&self, file: &KernelFile, known: &KnownIdentity) -> bool {
+        known.get_or_init(|| Self::of(file.as_fd().as_raw_fd())).as_ref() == Some(self)
     }
 }
 
@@ -180,7 +193,7 @@ impl HostFds {
     /// # Errors
     /// `EBADF` for any other number.
     pub fn close(&self, fd: RawFd) -> Result<(), Errno> {
-        let file = self.table.lock().remove(&fd).ok_or(Errno::EBADF)?;
+        let file = self.table.lock().files.remove(&fd).ok_or(Errno::EBADF)?;
         // SAFETY: the number was given out here, and the caller does not use it any more.
         unsafe { libc::close(fd) };
         drop(file);
@@ -190,52 +203,66 @@ impl HostFds {
     /// Forgets descriptors that the program closed by itself.
     pub(crate) fn sweep(&self) {
         let mut table = self.table.lock();
-        let is_gone = |(fd, file): &(&RawFd, &KernelFile)| {
-            !Identity::of(**fd).is_some_and(|identity| identity.is_of(file))
+        let is_gone = |(fd, (file, known)): &(&RawFd, &(KernelFile, KnownIdentity))| {
+            !Identity::of(**fd).is_some_and(|identity| identity.is_of(file, known))
         };
-        let gone: Vec<RawFd> = table.iter().filter(is_gone).map(|(fd, _)| *fd).collect();
-        let files: Vec<_> = gone.iter().filter_map(|fd| table.remove(fd)).collect();
+        let gone: Vec<RawFd> = table.files.iter().filter(is_gone).map(|(fd, _)| *fd).collect();
+        let files: Vec<_> = gone.iter().filter_map(|fd| table.files.remove(fd)).collect();
+        table.many = (2 * table.files.len()).max(MANY_DESCRIPTORS);
         drop(table);
         drop(files);
+    }
+
+    /// Whether the table has grown enough to be swept.
+    fn is_large(&self) -> bool {
+        let table = self.table.lock();
+        table.files.len() >= table.many.max(MANY_DESCRIPTORS)
     }
 }
 
 impl FdTable for HostFds {
     fn install(&self, file: KernelFile, cloexec: bool) -> Result<RawFd, Errno> {
         // A fence comes and goes with each job; what a program left of others may be large.
-        if matches!(file, KernelFile::DmaBuf(_)) || self.table.lock().len() >= MANY_DESCRIPTORS {
+        if matches!(file, KernelFile::DmaBuf(_)) || self.is_large() {
             self.sweep();
         }
         let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
         // SAFETY: a plain call on an open descriptor.
-        let fd = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), command, 0) };
+        let duplicate = || unsafe { libc::fcntl(file.as_fd().as_raw_fd(), command, 0) };
+        let mut fd = duplicate();
+        if fd < 0 {
+            self.sweep();
+            fd = duplicate();
+        }
         if fd < 0 {
             return Err(Errno::from_io(&io::Error::last_os_error()));
         }
+        let identity = KnownIdentity::default();
         let mut known = self.known.lock();
-        known.retain(WeakFile::exists);
-        known.push(WeakFile::of(&file));
+        known.retain(|(file, _)| file.exists());
+        known.push((WeakFile::of(&file), Arc::clone(&identity)));
         drop(known);
         // What had this number before was closed by the program.
-        let gone = self.table.lock().insert(fd, file);
+        let gone = self.table.lock().files.insert(fd, (file, identity));
         drop(gone);
         Ok(fd)
     }
 
     fn resolve(&self, fd: RawFd) -> Result<KernelFile, Errno> {
         let identity = Identity::of(fd).ok_or(Errno::EBADF)?;
-        let own = self.table.lock().get(&fd).cloned();
-        if let Some(file) = own.filter(|file| identity.is_of(file)) {
-            return Ok(file);
-        }
         let known = self.known.lock();
-        let mut files = known.iter().filter_map(WeakFile::upgrade);
-        files.find(|file| identity.is_of(file)).ok_or(Errno::EINVAL)
+        let mut files = known.iter().filter_map(|(weak, known)| Some((weak.upgrade()?, known)));
+        let found = files.find(|(file, known)| identity.is_of(file, known));
+        found.map(|(file, _)| file).ok_or(Errno::EINVAL)
+    }
+
+    fn forget_closed(&self) {
+        self.sweep();
     }
 }
 
 impl fmt::Debug for HostFds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostFds({:?})", self.table.lock().keys())
+        write!(f, "HostFds({:?})", self.table.lock().files.keys())
     }
 }

@@ -97,7 +97,12 @@ impl SyncFile {
 
     fn new(board: &Arc<Inner>, own: bool) -> Result<Self, Errno> {
         // SAFETY: a plain call with numbers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        let event = || unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        let mut fd = event();
+        if fd < 0 {
+            board.fds.forget_closed();
+            fd = event();
+        }
         if fd < 0 {
             return Err(Errno::from_io(&io::Error::last_os_error()));
         }

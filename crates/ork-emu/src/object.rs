@@ -146,6 +146,9 @@ impl Object {
         if board.injects(Fault::OutOfMemory) {
             return Err(Errno::ENOMEM);
         }
+        if board.is_short_of(size) {
+            board.fds.forget_closed();
+        }
         let backing = match board.options.coherency {
             Coherency::Shared => Backing::Memfd,
             Coherency::Strict => Backing::Private,

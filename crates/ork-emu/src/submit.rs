@@ -260,10 +260,11 @@ impl Inner {
             if doomed.is_empty() {
                 continue;
             }
+            // Given up before the reset: a job that begins behind it finds that it is not to run.
+            doomed.iter().for_each(|work| work.cancel());
             self.pulse_reset_lines();
             // What waits goes first: once the running job is off the core, the next one in the queue would begin.
             for work in doomed.into_iter().rev() {
-                work.cancel();
                 work.discard();
                 for slot in &self.cores {
                     slot.lane.remove(&work);

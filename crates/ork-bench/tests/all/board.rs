@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Clocks, governors and CPUs of made-up boards.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::Path;
 

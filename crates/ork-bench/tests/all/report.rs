@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Reports in every format, read back by parsers that are not ours.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `ork bench` on tiny random models and made-up boards: arms, verdicts, refusals, formats. No test here is about speed.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

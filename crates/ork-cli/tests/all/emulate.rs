@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `ork emulate`, `capture` and `replay` with an unmodified C program and an unmodified Python program.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `ork ppl` on tiny random models: tables, refusals, what survives a failure.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `ork plan`, `ork matmul` and `ork selftest`.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::process::{Command, Output};
 

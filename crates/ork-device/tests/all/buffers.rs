@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Buffers: sizes, ranges, counters, lifetimes.
 
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
-
 use crate::support;
 use ork_device::{Device, DeviceError, DeviceOptions, DomainId, EmuOptions, Purpose};
 use ork_drm::Errno;

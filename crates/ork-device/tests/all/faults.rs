@@ -2,8 +2,6 @@
 //! Each fault, on each kernel and in each way to wait: with recovery the values are right, the events are counted and
 //! the time is bounded; without it the fault is an error.
 
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
-
 use crate::support;
 use std::time::{Duration, Instant};
 

@@ -2,8 +2,6 @@
 //! A program from the device's API through the ioctl and the emulated kernel to the model and back, and each way
 //! to get it wrong.
 
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
-
 use crate::support;
 use ork_device::{
     CACHE_LINE_BYTES, Device, DomainId, Elapsed, FindingKind, Purpose, Submission, SubmitError, Task,

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory: pooled weights, address spaces, dma-bufs, on-chip memory, and giving everything back.
 
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
-
 use crate::support;
 use std::os::fd::BorrowedFd;
 

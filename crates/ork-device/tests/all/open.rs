@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which device is opened, and what is said about the others.
 
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
-
 use crate::support;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Rounds that one thread runs on several cores: the same results, faults and counters as with a thread for each.
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
 
 use crate::support;
 use std::fmt;

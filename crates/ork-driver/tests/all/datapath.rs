@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Products of changing precision: resets where the hardware needs them, and nowhere else.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use half::f16;

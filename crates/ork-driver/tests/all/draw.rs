@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the sweeps of products draw: every law's edges, every kind of size.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use std::collections::BTreeSet;

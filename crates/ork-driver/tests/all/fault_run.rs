@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The fault run, short: on every kernel, in every way to wait.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use ork_device::{DriverKind, EventKind, Fault, FaultPlan, SubmitMode, When};
 use ork_driver::{

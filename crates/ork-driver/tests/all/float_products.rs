@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! f32 products: quantise, compute on the NPU, dequantise.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use ork_driver::{DriverError, MatmulGroup};

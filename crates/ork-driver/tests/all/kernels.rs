@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Random products on each kernel driver, on one to three cores, in each way to wait: the same results, and no recovery.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use half::f16;

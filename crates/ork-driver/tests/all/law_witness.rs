@@ -2,7 +2,6 @@
 //! Each law that the simulator's mechanism can testify to: just inside, a hand-made program is exact; just outside, it is
 //! wrong, does not complete, or cannot be written. Laws that rest on measurements alone have no mechanism in the
 //! simulator, which would be right outside them as well; they are listed at the end.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use std::collections::BTreeSet;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The planner's estimate of a product, and what the simulator makes of the registers of its programs: both ask the one
 //! timing model, from two ends.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use half::f16;

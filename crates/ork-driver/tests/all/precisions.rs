@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Random products of every precision, and those on the edges of the laws, in every way to compute them.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use ork_plan::Product;

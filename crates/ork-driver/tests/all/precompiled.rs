@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Programs that are written once: the same results, less work for each call, and buffers of the caller in place.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use std::sync::Arc;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Queues of products: batched, ordered, and right on every kernel.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use half::{bf16, f16};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Random int8 products through the whole path, against an independent reference, on one core and on three.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use ork_testkit::{Budget, cases};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Weights that are larger than the address space together.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use ork_device::{Board, Device, DeviceOptions, DriverKind, EmuOptions, FaultPlan, FindingKind};

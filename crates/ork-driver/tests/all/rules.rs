@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Rules that default plans seldom or never follow give the same results: candidates and the fold.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use ork_driver::MatmulGroup;

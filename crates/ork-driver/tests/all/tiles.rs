@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Weights whose tiles lie ready: every tier against plain loops, what members of a group share, streaming, bad tiles.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use ork_device::{Board, Device, DeviceOptions, DriverKind, EmuOptions};
+use ork_device::{
+    Board, Device, DeviceKind, DeviceOptions, DriverKind, EmuOptions, Errno, OpenNode, Transport,
+};
 use ork_driver::{
     Driver, DriverError, DriverOptions, FileRange, MatmulGroup, ResidencyOptions, StreamBacking, StreamMode,
     TileBytes, TilePlace, Tiles, VerifyMode, Weight,
 };
+use ork_drm::Mapping;
+use ork_emu::VirtualRknpu;
 use ork_layout::{Format, WeightLayout};
 use ork_quant::{Basis, Codebook, Scale, Step, Tier};
+use ork_rknpu::uapi::MEM_SYNC;
 use ork_testkit::{Shape, Stream, compare, reference};
 
 /// bitsandbytes' NF4 in int8, as isa-int4-sdp.md §7.2 lists it.
@@ -306,6 +311,8 @@ fn a_group_shares_what_one_basis_makes_of_the_activation() {
     };
     let (q, also_q, other) = (load(&["rotate"]), load(&["rotate"]), load(&["signs", "rotate"]));
     let smooth = load(&["smooth", "rotate"]);
+    // What arrives behind the loading would be counted with the activations.
+    [&q, &also_q, &other, &smooth].into_iter().for_each(|weight| weight.make_ready().unwrap());
     let basis_of = |weight: &Weight| weight.basis().unwrap().id();
     assert_eq!(basis_of(&q), basis_of(&also_q));
     assert!(basis_of(&q) != basis_of(&other) && basis_of(&q) != basis_of(&smooth));
@@ -554,18 +561,88 @@ fn weights_that_are_gone_are_not_made() {
     while weights[0].1.reads() == 0 {
         std::thread::yield_now();
     }
-    let left: u64 = loaded[0].device_bytes();
-    loaded.truncate(1);
-    assert_eq!(driver.device().weight_bytes()[0], left, "the others waited");
+    let kept = loaded[0].device_bytes() + loaded[1].device_bytes();
+    loaded.truncate(2);
+    assert_eq!(driver.device().weight_bytes()[0], kept, "the others waited");
     std::thread::scope(|scope| {
-        // Dropping the driver waits for the thread.
-        let dropping = scope.spawn(|| drop((loaded, driver)));
+        // Dropping the driver waits for what the thread is at, and for nothing behind it.
+        let dropping = scope.spawn(|| drop(driver));
+        std::thread::sleep(std::time::Duration::from_millis(50));
         weights[0].1.open();
         dropping.join().unwrap();
     });
     let reads: Vec<u64> = weights.iter().map(|(_, gated)| gated.reads()).collect();
     assert_eq!(reads, [1, 0, 0, 0]);
+    drop(loaded);
     support::assert_nothing_lives(&board);
+}
+
+/// A kernel whose next calls for cache maintenance fail.
+#[derive(Clone, Debug)]
+struct Flaky {
+    board: Board,
+    failing: Arc<AtomicU64>,
+}
+
+impl OpenNode for Flaky {
+    fn open(&self, _: &Path) -> Result<Arc<dyn Transport>, Errno> {
+        Ok(Arc::new(FlakyNode { node: self.board.open(), failing: Arc::clone(&self.failing) }))
+    }
+}
+
+#[derive(Debug)]
+struct FlakyNode {
+    node: VirtualRknpu,
+    failing: Arc<AtomicU64>,
+}
+
+impl Transport for FlakyNode {
+    unsafe fn ioctl(&self, request: u32, argument: &mut [u8]) -> Result<(), Errno> {
+        let fails = request == MEM_SYNC
+            && self
+                .failing
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+                .is_ok();
+        if fails {
+            return Err(Errno::EIO);
+        }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.node.ioctl(request, argument) }
+    }
+
+    fn mmap(&self, offset: u64, len: usize) -> Result<Mapping, Errno> {
+        self.node.mmap(offset, len)
+    }
+}
+
+/// What fails behind the loading is tried again by the use, whose error it is if it fails there.
+#[test]
+fn bytes_that_could_not_be_made_visible_are_made_by_the_use() {
+    let (k, n) = (576usize, 96usize);
+    let (x, weights) = gated_weights((k, n));
+    let kernel = Flaky { board: Board::new(&EmuOptions::default()), failing: Arc::default() };
+    let folder = tempfile::tempdir().unwrap();
+    let options = DeviceOptions {
+        kind: DeviceKind::Rknpu,
+        node: Some(folder.path().join("renderD128")),
+        lock_dir: folder.path().to_owned(),
+        ..DeviceOptions::default()
+    };
+    let driver =
+        Driver::new(Device::open_with(&options, &kernel).unwrap(), DriverOptions::default()).unwrap();
+    for (plain, gated) in &weights {
+        kernel.failing.store(2, Ordering::SeqCst);
+        gated.open();
+        let weight = driver.load_tiles("late", plain.tiles.clone()).unwrap();
+        while kernel.failing.load(Ordering::SeqCst) == 2 {
+            std::thread::yield_now();
+        }
+        let error = weight.make_ready().unwrap_err();
+        assert!(matches!(&error, DriverError::Hold { name, .. } if name == "late"), "{error}");
+        assert_close(&multiply(&driver, &weight, 2, &x), &product(plain, &x, k), "the third time");
+    }
+    drop(driver);
+    support::assert_nothing_lives(&kernel.board);
 }
 
 /// Tiles in a file, as a mapped pack has them: from the second page on, and the last page only begun.

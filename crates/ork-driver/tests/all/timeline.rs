@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a listener is told, against the plan and the counters.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::support;
 use std::sync::{Arc, Mutex};

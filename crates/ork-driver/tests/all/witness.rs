@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Law against mechanism: just inside a law the simulator is exact, just outside it is not silently right.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use ork_device::{Board, Device, DeviceOptions, EmuOptions, Purpose, Submission, SubmitError, Task};
 use ork_isa::soc::RK3588;

@@ -20,8 +20,6 @@
 //! | – | dispatch, copying, core calls, all nodes | `core_calls.rs` |
 //! | – | call sequences of real programs | here; whole programs: the preloaded library's tests |
 
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
-
 use crate::support;
 use ork_drm::{Errno, export_fd, flink};
 use ork_emu::EmuOptions;

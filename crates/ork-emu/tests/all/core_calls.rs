@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Calls that DRM itself answers, on all nodes, and how it copies their arguments.
 
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
-
 use crate::support;
 use std::sync::Arc;
 

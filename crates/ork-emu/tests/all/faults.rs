@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Each fault of the plan, firing and named.
 
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
-
 use crate::support;
 use ork_drm::dma_buf::{DmaHeapAllocation, HEAP_ALLOC};
 use ork_drm::{Errno, Mapping, Transport};

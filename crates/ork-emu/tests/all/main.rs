@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The tests of this crate that can share a process, in one program: linking one each took minutes.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod asynchronous;
 mod checklist;
 mod core_calls;
 mod faults;
-mod fuzz;
-mod harness;
 mod jobs;
 mod memory;
 mod recorded_programs;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Buffers, mappings, caches, domains and the rules of the device file.
 
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
-
 use crate::support;
 use ork_drm::{Errno, uapi as drm, version};
 use ork_emu::{Board, EmuOptions, FindingKind, Live};

@@ -2,8 +2,6 @@
 //! The recorded programs of `tests/conformance`, through the calls that they made. Vendor programs use buffers without
 //! caches and never synchronise: such a buffer has a single copy, so they must work with strict coherency too.
 
-#![allow(clippy::unwrap_used, reason = "a case that cannot be read is a failure")]
-
 use crate::support;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

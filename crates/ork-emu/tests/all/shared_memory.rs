@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Shared coherency: one memory, behind memfds, for unmodified programs.
 
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
-
 use crate::support;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Buffers that files share: names, dma-bufs, the heap.
 
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
-
 use crate::support;
 use std::os::fd::{AsFd, AsRawFd};
 

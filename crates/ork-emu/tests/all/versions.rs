@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What differs between driver versions, chips and kernel configurations.
 
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
-
 use crate::support;
 use ork_drm::{Errno, version};
 use ork_emu::{Board, EmuOptions, FindingKind, JobOutcome, JobStats, Live, Soc};

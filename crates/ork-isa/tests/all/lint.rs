@@ -2,8 +2,6 @@
 //! Every lint fires where it should and is silent where it should: `lint/NAME.rcasm` has both programs,
 //! `lint/NAME.txt` what is said of the first one. Recorded programs that work break no rule.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
 use crate::support;
 use std::collections::BTreeSet;
 use std::fs;

@@ -2,8 +2,6 @@
 //! What programs compute and where they read and write: the worked examples of `isa.md` §8 and §9.6 (`programs/`)
 //! and the recorded programs, whose buffers are known.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
 use crate::support;
 use std::fs;
 

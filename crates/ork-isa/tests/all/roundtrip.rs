@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Words to text and back: every register, random words, recorded programs, and text that is no program.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
 use crate::support;
 use ork_isa::asm::{Comments, Listing, Stream, parse, print, read_bytes, read_hex, statement};
 use ork_isa::{Block, Cmd, CmdKind, Iova, Register, regs};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Files of earlier versions. A fixture is never changed; a new version adds one.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use crate::common;
 use common::{bytes_of, made, plan, plan_1_1};

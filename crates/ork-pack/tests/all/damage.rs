@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Flipped bits, cut files, hostile headers.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use crate::common;
 use common::{bytes, exercise};

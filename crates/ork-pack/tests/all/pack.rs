@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Writing, reading, continuing, refusing.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use crate::common;
 use std::path::Path;

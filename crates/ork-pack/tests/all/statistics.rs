@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The statistics file.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::Path;
 

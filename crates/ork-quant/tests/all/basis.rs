@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The basis against dense matrices, and what it does to planted outliers.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use nalgebra::{DMatrix, DVector};
 use ork_quant::{

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! GPTQ and its linear algebra against dense references.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use nalgebra::DMatrix;
 use ork_quant::{

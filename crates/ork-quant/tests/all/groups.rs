@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Stored int4 with levels per group: what inflates against plain arithmetic, what the search finds against all there is.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use ork_quant::{
     Collect, Factor, GROUP, GROUP_BYTES, GptqError, Hessian, Kernels, Levels, StoredGroup, TensorStatistics,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Stored int4 and native activations against naive references and published errors.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use ork_quant::{
     ACTIVATION_CLIPS, Codebook, NF4_LEVELS, Rounding, StoredClip, XorShift32, inflate, pack_nibbles,

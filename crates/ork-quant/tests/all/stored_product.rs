@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Products with weights in four bits: against loops in f64 and i64 that know nothing of blocks, with every instruction set.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use ork_quant::{Codebook, QuantError, StoredKernels, StoredRows, quantise_row};
 
 /// Numbers in [-1, 1) without a short period.

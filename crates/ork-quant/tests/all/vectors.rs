@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The published test vectors of `isa-int4-sdp.md` §7, number for number.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use ork_quant::{
     Basis, ClipReport, Codebook, Collect, Factor, Hessian, IMPORTANCE_CLIPS, NativeClip, Rounding, Scale,

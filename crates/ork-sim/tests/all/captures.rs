@@ -2,7 +2,6 @@
 //! Convolution programs of the vendor runtime (`tests/conformance/captures`) on made-up data: strides, tile
 //! offsets, weight reuse and splits over cores must add up to the convolution. The weight order is ours
 //! (`isa.md` §4.1), so it is not tested here.
-#![allow(clippy::unwrap_used, reason = "a capture that cannot be read is a failure")]
 
 use crate::common;
 use std::collections::BTreeMap;

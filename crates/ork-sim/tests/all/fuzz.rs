@@ -9,13 +9,13 @@
 )]
 
 #[path = "common/fuzz.rs"]
-mod fuzz;
+mod mutation;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use fuzz::{Corpus, Ended, Target, execute};
+use mutation::{Corpus, Ended, Target, execute};
 
 /// Host time that one test may take.
 const BUDGET: Duration = Duration::from_millis(2500);

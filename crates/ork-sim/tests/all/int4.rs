@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! int4 (`isa-int4-sdp.md` §1).
-#![allow(clippy::unwrap_used, reason = "field values of tests fit")]
 
 use crate::common;
 use common::tensor::*;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Operands of the output stages: who reads them, where, and how far (`isa-notes.md` D.3, NS.2, `isa-int4-sdp.md` §3.4).
-#![allow(clippy::unwrap_used, reason = "field values of tests fit, slices have a fixed length")]
 
 use crate::common;
 use common::pass::{bytes_pass, fresh, int8_mul};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Where features are read and results are written, and in which form (`isa.md` §5, `isa-notes.md` G, NS.3, NS.4).
-#![allow(clippy::unwrap_used, reason = "field values of tests fit, slices have a fixed length")]
 
 use crate::common;
 use common::bench::{Bench, Matmul, Recipe};

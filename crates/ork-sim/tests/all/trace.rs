@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Strict jobs, and what a trace tells.
-#![allow(clippy::unwrap_used, reason = "test inputs fit")]
 
 use crate::common;
 use common::bench::*;

@@ -2,7 +2,6 @@
 //! One small matmul, by hand: int8 M=4 K=64 N=64 to int32, rows of C 64 elements apart. The program is the worked
 //! example of the hardware notes (`isa.md` §8.2, column 3), the references are plain loops.
 #![allow(dead_code, reason = "each test binary uses its part")]
-#![allow(clippy::unwrap_used, reason = "a step that fails is a failed test")]
 
 mod bench;
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Recorded programs of `tests/conformance`, and small generators.
-#![allow(dead_code, reason = "each test file uses a part")]
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What every plan must be: complete, legal, bounded.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
+#![allow(unreachable_pub, reason = "shared by the files of one program")]
 
 use std::collections::BTreeMap;
 

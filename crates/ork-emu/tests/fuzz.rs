@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Random calls and damaged traces, for some seconds and from fixed seeds; `examples/fuzz_calls.rs` goes on for longer.
 
-use crate::harness;
+mod harness;
+
 use std::time::Duration;
 
 use harness::{Budget, Tally, Target, peak_bytes, run, run_with};
