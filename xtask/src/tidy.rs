@@ -145,6 +145,23 @@ pub(crate) fn without_licence_line(root: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
+/// Files of a crate's `tests/all` that its `main.rs` does not name, and which would run nowhere. `root` holds crates.
+pub(crate) fn tests_that_never_run(root: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for krate in std::fs::read_dir(root)? {
+        let folder = krate?.path().join("tests/all");
+        let Ok(main) = std::fs::read_to_string(folder.join("main.rs")) else { continue };
+        for entry in std::fs::read_dir(&folder)? {
+            let path = entry?.path();
+            let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            if name != "main" && !main.lines().any(|line| line == format!("mod {name};")) {
+                found.push(path.display().to_string());
+            }
+        }
+    }
+    Ok(found)
+}
+
 fn visit(folder: &Path, check: &mut impl FnMut(&Path, &str)) -> Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -196,6 +213,20 @@ mod tests {
             forbidden_arrows(&metadata("ork-new", "ork-isa", "null")),
             ["ork-new has no row in MAY_USE"]
         );
+    }
+
+    #[test]
+    fn every_file_of_tests_runs() {
+        assert_eq!(tests_that_never_run(&crate::root().join("crates")).unwrap(), Vec::<String>::new());
+
+        let crates = tempfile::tempdir().unwrap();
+        let tests = crates.path().join("ork-new/tests/all");
+        std::fs::create_dir_all(tests.join("support")).unwrap();
+        for (file, text) in [("main.rs", "mod support;\nmod used;\n"), ("used.rs", ""), ("lost.rs", "")] {
+            std::fs::write(tests.join(file), text).unwrap();
+        }
+        let lost = tests.join("lost.rs").display().to_string();
+        assert_eq!(tests_that_never_run(crates.path()).unwrap(), [lost]);
     }
 
     #[test]
