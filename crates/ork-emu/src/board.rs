@@ -456,9 +456,16 @@ impl Inner {
     }
 
     /// Whether the machine has less memory than that.
-    pub(crate) fn is_short_of(&self, bytes: u64) -> bool {
+    fn is_short_of(&self, bytes: u64) -> bool {
         let used = self.counts.dram_bytes.load(Relaxed);
         used.checked_add(bytes).is_none_or(|all| all > self.options.memory_bytes)
+    }
+
+    /// Lets go of what the program closed without saying so, if there is less memory than that. For who holds no lock.
+    pub(crate) fn make_room(&self, bytes: u64) {
+        if self.is_short_of(bytes) {
+            self.fds.forget_closed();
+        }
     }
 
     /// Memory of the machine.

@@ -90,9 +90,7 @@ impl DmaBuf {
             Coherency::Shared => (Backing::Memfd, false),
             Coherency::Strict => (Backing::Private, true),
         };
-        if board.is_short_of(size) {
-            board.fds.forget_closed();
-        }
+        board.make_room(size);
         let dram = board.new_dram(backing, size).map_err(no_memory)?;
         let view = if strict {
             let view = CpuView::new(Backing::Memfd, &dram, &board.counts.view_bytes);

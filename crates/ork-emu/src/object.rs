@@ -146,9 +146,7 @@ impl Object {
         if board.injects(Fault::OutOfMemory) {
             return Err(Errno::ENOMEM);
         }
-        if board.is_short_of(size) {
-            board.fds.forget_closed();
-        }
+        board.make_room(size);
         let backing = match board.options.coherency {
             Coherency::Shared => Backing::Memfd,
             Coherency::Strict => Backing::Private,

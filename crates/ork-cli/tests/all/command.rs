@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The `ork` binary: bad input, output streams, settings; on a tiny random model that the test writes.
 
+use crate::folder::Folder;
 use std::fs;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use ork_engine::tiny::TinyModel;
@@ -18,17 +19,7 @@ fn run(args: &[&str]) -> Output {
     ork().args(args).output().unwrap()
 }
 
-struct Folder(tempfile::TempDir);
-
 impl Folder {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
     fn model(&self) -> String {
         let path = self.path("tiny.gguf");
         TinyModel::default().write(&path).unwrap();

@@ -6,6 +6,7 @@ mod bench;
 mod command;
 mod conformance;
 mod emulate;
+mod folder;
 mod pack;
 mod ppl;
 mod products;

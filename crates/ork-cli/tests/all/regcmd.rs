@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `ork regcmd`: round trips through files and stdin, exit codes, JSON.
 
+use crate::folder::Folder;
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use ork_isa::asm::parse;
@@ -29,17 +30,7 @@ const PROGRAM: &str = "\
     pre-op-enable\n\
     op-enable { DPU_OP_EN=1, CORE_OP_EN=1, CNA_OP_EN=1 }\n";
 
-struct Folder(tempfile::TempDir);
-
 impl Folder {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
     fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
         let path = self.path(name);
         fs::write(&path, content).unwrap();

@@ -10,23 +10,4 @@ fn random_products(product: Product) {
     precisions::sweep(product, &edges::draw(product, Tier::EveryRun));
 }
 
-macro_rules! sweeps {
-    ($($name:ident: $product:ident,)*) => { $(
-        #[test]
-        fn $name() {
-            random_products(Product::$product);
-        }
-    )* };
-}
-
-sweeps! {
-    int8: Int8,
-    int8_to_int8: Int8ToInt8,
-    int4: Int4,
-    int16: Int16,
-    int16_native: Int16Native,
-    fp16: Fp16,
-    fp16_to_fp16: Fp16ToFp16,
-    bf16: Bf16,
-    tf32: Tf32,
-}
+support::precisions::for_each!(random_products);

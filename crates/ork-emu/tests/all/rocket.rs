@@ -114,14 +114,20 @@ fn errno_tables() {
     assert_eq!(raw(&npu, uapi::CREATE_BO, &mut short.as_mut_bytes()[..8]), Err(Errno::EFAULT));
 }
 
-#[test]
-fn a_submit_never_waits_and_prep_does() {
+/// A board whose jobs begin when somebody waits at the barrier, too.
+fn gated_board() -> (Board, Arc<Barrier>) {
     let gate = Arc::new(Barrier::new(2));
     let inside = Arc::clone(&gate);
     let (board, _) = board_with(&EmuOptions::default(), move |core, bus, job| {
         inside.wait();
         adding(core, bus, job)
     });
+    (board, gate)
+}
+
+#[test]
+fn a_submit_never_waits_and_prep_does() {
+    let (board, gate) = gated_board();
     let npu = open(&board);
     let data = npu.create_bo(4096).unwrap();
     let mapping = map(&npu, &data, 128);
@@ -150,12 +156,7 @@ fn a_submit_never_waits_and_prep_does() {
 
 #[test]
 fn only_written_buffers_are_waited_for() {
-    let gate = Arc::new(Barrier::new(2));
-    let inside = Arc::clone(&gate);
-    let (board, _) = board_with(&EmuOptions::default(), move |core, bus, job| {
-        inside.wait();
-        adding(core, bus, job)
-    });
+    let (board, gate) = gated_board();
     let npu = open(&board);
     let (data, input) = (npu.create_bo(4096).unwrap(), npu.create_bo(4096).unwrap());
     submit(&npu, &[Job { reads: vec![input.handle], ..job(&data) }]).unwrap();
@@ -461,12 +462,7 @@ fn own_exports_come_back_and_foreign_ones_do_not() {
 
 #[test]
 fn a_closed_file_leaves_nothing_also_with_jobs_in_flight() {
-    let gate = Arc::new(Barrier::new(2));
-    let inside = Arc::clone(&gate);
-    let (board, _) = board_with(&EmuOptions::default(), move |core, bus, job| {
-        inside.wait();
-        adding(core, bus, job)
-    });
+    let (board, gate) = gated_board();
     let npu = open(&board);
     let data = npu.create_bo(4096).unwrap();
     submit(&npu, &[job(&data)]).unwrap();

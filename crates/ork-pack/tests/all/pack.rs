@@ -427,15 +427,7 @@ fn diff_names_what_differs() {
         } else {
             weight.scales[3] = ork_quant::Scale::new(0.25).unwrap();
         }
-        writer
-            .write(&NewTensor {
-                scheme: &request.scheme,
-                layout: &weight.layout,
-                basis: &basis,
-                data: &weight.data,
-                scales: &weight.scales,
-            })
-            .unwrap();
+        common::write(&mut writer, &request, &weight, &basis);
     }
     writer.finish().unwrap();
     let found = diff(&first, &Pack::open_any(&three).unwrap());

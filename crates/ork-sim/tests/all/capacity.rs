@@ -216,19 +216,24 @@ fn weights_stream_through_banks_that_hold_a_sixteenth_of_them() {
     assert_eq!(bench.right_elements(), 0);
 }
 
+/// Runs a product whose features fit, or do not; which of its rows are right.
+fn rows_of(bench: &Bench, fit: bool) -> Vec<bool> {
+    let outcome = bench.run(&mut core(), &[]);
+    if fit {
+        assert_clean(&outcome, 1);
+    } else {
+        assert_wrong(&outcome, "feature-capacity");
+    }
+    bench.right_rows()
+}
+
 #[test]
 fn rows_are_counted_up_to_groups_of_64() {
     // isa.md §10.3: with the count rounded down, tiles of 65 to 127 rows have rows 64 and up wrong.
     for m in [65, 127] {
         for (split, good) in [(banks(1, 11), false), (banks(2, 10), true)] {
             let bench = Bench::new(Matmul { split, ..Matmul::new(Recipe::Two, m, 512, 64) }, 36);
-            let outcome = bench.run(&mut core(), &[]);
-            if good {
-                assert_clean(&outcome, 1);
-            } else {
-                assert_wrong(&outcome, "feature-capacity");
-            }
-            let right = bench.right_rows();
+            let right = rows_of(&bench, good);
             assert!(right[..64].iter().all(|right| *right));
             assert!(right[64..].iter().all(|right| *right == good), "{m} rows");
         }
@@ -241,13 +246,7 @@ fn int8_row_caps_of_schedule_0() {
     for (k, cap) in [(512, 64), (1024, 32), (1536, 21), (2048, 16), (3584, 9), (4096, 8)] {
         for (m, good) in [(cap, true), (cap + 1, false)] {
             let bench = Bench::new(Matmul { split: banks(1, 11), ..Matmul::new(Recipe::Two, m, k, 32) }, 37);
-            let outcome = bench.run(&mut core(), &[]);
-            if good {
-                assert_clean(&outcome, 1);
-            } else {
-                assert_wrong(&outcome, "feature-capacity");
-            }
-            let right = bench.right_rows();
+            let right = rows_of(&bench, good);
             assert!(right[..cap as usize].iter().all(|right| *right));
             assert_eq!(right[m as usize - 1], good, "{m} rows at K = {k}");
         }

@@ -243,3 +243,31 @@ fn requantisation(stream: &mut Stream, shape: Shape) -> Requantise {
     let shift = spread.log2().max(0.0) as u32;
     Requantise { multiplier, shift, offset: stream.below(41) as i32 - 20 }
 }
+
+/// One test for each precision, which hands its product to the named function.
+#[allow(unused_macros, reason = "each test binary uses a part")]
+macro_rules! for_each {
+    ($random_products:ident) => {
+        support::precisions::for_each! {
+            $random_products,
+            int8: Int8,
+            int8_to_int8: Int8ToInt8,
+            int4: Int4,
+            int16: Int16,
+            int16_native: Int16Native,
+            fp16: Fp16,
+            fp16_to_fp16: Fp16ToFp16,
+            bf16: Bf16,
+            tf32: Tf32,
+        }
+    };
+    ($random_products:ident, $($name:ident: $product:ident,)*) => { $(
+        #[test]
+        fn $name() {
+            $random_products(Product::$product);
+        }
+    )* };
+}
+
+#[allow(unused_imports, reason = "each test binary uses a part")]
+pub(crate) use for_each;

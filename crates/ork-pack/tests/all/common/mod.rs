@@ -125,11 +125,16 @@ fn native(weights: &[f32], codes: &mut [i8]) -> ork_quant::Scale {
 pub(crate) fn write_next(writer: &mut PackWriter) {
     let request = writer.next_request().unwrap().clone();
     let (weight, basis) = made(&request);
+    write(writer, &request, &weight, &basis);
+}
+
+/// Writes a tensor.
+pub(crate) fn write(writer: &mut PackWriter, request: &Request, weight: &TiledWeight, basis: &Basis) {
     writer
         .write(&NewTensor {
             scheme: &request.scheme,
             layout: &weight.layout,
-            basis: &basis,
+            basis,
             data: &weight.data,
             scales: &weight.scales,
         })
